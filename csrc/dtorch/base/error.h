@@ -1,0 +1,56 @@
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+#include "dtorch/base/api.h"
+
+// The errors that the plugin itself raises. Each has a Python class of the same name; wrong
+// arguments are c10::TypeError / c10::ValueError instead, as everywhere in PyTorch.
+//
+// A message says what was expected, what came, and what to do.
+namespace dtorch {
+
+class DTORCH_API DTorchError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+  ~DTorchError() override;  // out of line: one typeinfo for all libraries that catch it
+};
+
+/// The producer is gone without having set a value.
+class DTORCH_API BrokenPromiseError : public DTorchError {
+ public:
+  using DTorchError::DTorchError;
+  ~BrokenPromiseError() override;
+};
+
+/// The promise has been fulfilled (or cancelled) before.
+class DTORCH_API PromiseAlreadySatisfiedError : public DTorchError {
+ public:
+  using DTorchError::DTorchError;
+  ~PromiseAlreadySatisfiedError() override;
+};
+
+/// A second Get() on one handle.
+class DTORCH_API FutureAlreadyRetrievedError : public DTorchError {
+ public:
+  using DTorchError::DTorchError;
+  ~FutureAlreadyRetrievedError() override;
+};
+
+/// The owner of the promise has called Cancel(). `concurrent.futures.CancelledError` in Python.
+class DTORCH_API CancelledError : public DTorchError {
+ public:
+  using DTorchError::DTorchError;
+  ~CancelledError() override;
+};
+
+/// A time limit has passed; the future can still be waited for. The builtin `TimeoutError` in
+/// Python, hence not a DTorchError.
+class DTORCH_API TimeoutError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+  ~TimeoutError() override;
+};
+
+}  // namespace dtorch

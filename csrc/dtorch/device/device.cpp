@@ -1,0 +1,60 @@
+#include "dtorch/device/device.h"
+
+#include <ATen/Context.h>
+#include <ATen/DeviceAccelerator.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/Exception.h>
+
+#include <sstream>
+
+namespace dtorch {
+namespace {
+
+std::string KnownDevices() {
+  std::ostringstream names;
+  names << "cpu, meta";
+  if (auto type = at::getAccelerator(/*checked=*/false)) {
+    const auto* guard = c10::impl::device_guard_impl_registry[static_cast<size_t>(*type)].load();
+    const int count = guard ? guard->deviceCount() : 0;
+    for (int i = 0; i < count; ++i) names << ", " << c10::Device(*type, static_cast<int8_t>(i));
+  }
+  return names.str();
+}
+
+}  // namespace
+
+void CheckDevice(c10::Device device, const char* op) {
+  if (device.is_cpu() || device.is_meta()) return;
+  const bool known =
+      c10::impl::hasDeviceGuardImpl(device.type()) &&
+      (!device.has_index() ||
+       device.index() < c10::impl::getDeviceGuardImpl(device.type())->deviceCount());
+  TORCH_CHECK_VALUE(known, op, ": expected a device that this build of torch knows (",
+                    KnownDevices(), "), got ", device);
+  TORCH_CHECK_NOT_IMPLEMENTED(false, op, ": expected a device whose operators have finished when ",
+                              "they return (cpu, meta), got ", device,
+                              "; copy the tensor to the CPU first: t.cpu()");
+}
+
+std::vector<c10::Device> InitializedDevices() {
+  std::vector<c10::Device> devices;
+  const auto type = at::getAccelerator(/*checked=*/false);
+  if (!type) return devices;
+  const auto& hooks = at::globalContext().getAcceleratorHooksInterface(*type);
+  const auto count = c10::impl::getDeviceGuardImpl(*type)->deviceCount();
+  for (c10::DeviceIndex i = 0; i < count; ++i) {
+    if (hooks.hasPrimaryContext(i)) devices.emplace_back(*type, i);
+  }
+  return devices;
+}
+
+bool IsSameDevice(c10::Device a, c10::Device b) {
+  if (a.type() != b.type()) return false;
+  if (a.is_cpu() || a == b) return true;
+  const auto index = [](c10::Device d) {
+    return d.has_index() ? d.index() : c10::impl::getDeviceGuardImpl(d.type())->getDevice().index();
+  };
+  return index(a) == index(b);
+}
+
+}  // namespace dtorch

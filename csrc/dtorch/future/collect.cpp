@@ -1,0 +1,147 @@
+#include "dtorch/future/collect.h"
+
+#include <ATen/core/jit_type.h>
+#include <c10/util/Exception.h>
+
+#include <atomic>
+#include <deque>
+#include <utility>
+
+#include "dtorch/future/complete.h"
+#include "dtorch/future/outcome.h"
+
+namespace dtorch {
+namespace {
+
+FuturePtr MakeResult(c10::TypePtr type, const std::vector<FuturePtr>& members) {
+  std::vector<c10::Device> devices;
+  for (const FuturePtr& member : members) {
+    devices.insert(devices.end(), member->devices().begin(), member->devices().end());
+  }
+  return c10::make_intrusive<c10::ivalue::Future>(std::move(type), std::move(devices));
+}
+
+// Watches the members of a group until the group's result is settled, then lets go of all of them:
+// a member that stays pending for ever does not keep what was collected.
+//
+// Kept alive by the members in whose lists it is linked.
+class Collector : public std::enable_shared_from_this<Collector> {
+ public:
+  Collector(const std::vector<FuturePtr>& members, FuturePtr result) : result_(std::move(result)) {
+    for (const FuturePtr& member : members) members_.emplace_back(*this, member);
+  }
+  virtual ~Collector() = default;
+
+  void Start() {
+    for (Member& member : members_) {
+      if (settled_) break;
+      const FuturePtr future = member.pending.lock();
+      const bool linked =
+          future && !future->completed() && WaiterList::Of(future)->Add(member, shared_from_this());
+      if (!linked) member.Wake();
+    }
+    // Members that were linked after, or while, another thread settled the result.
+    started_ = true;
+    if (settled_) UnlinkAll();
+  }
+
+ protected:
+  struct Member final : Waiter, Waker {
+    Member(Collector& collector, const FuturePtr& future) : collector(collector), pending(future) {}
+
+    std::shared_ptr<Waker> Notify() noexcept override {
+      return std::shared_ptr<Waker>(collector.shared_from_this(), this);
+    }
+    void Wake() override {
+      completed = pending.lock();
+      if (completed) collector.OnComplete(*this);
+    }
+
+    Collector& collector;
+    // Weak while pending, or a future that nobody completes would keep itself alive.
+    c10::weak_intrusive_ptr<c10::ivalue::Future> pending;
+    FuturePtr completed;
+  };
+
+  // Called once for each member, in the thread that completes it.
+  virtual void OnComplete(Member& member) = 0;
+
+  void Settle(std::exception_ptr error, const std::function<c10::IValue()>& value) {
+    if (settled_.exchange(true)) return;
+    if (started_) UnlinkAll();
+    if (error) {
+      CompleteWithError(result_, std::move(error));
+    } else {
+      CompleteWithValue(result_, value());
+    }
+  }
+
+  std::deque<Member>& members() { return members_; }
+
+ private:
+  void UnlinkAll() {
+    const auto self = shared_from_this();
+    for (Member& member : members_) member.Unlink();
+  }
+
+  const FuturePtr result_;
+  std::deque<Member> members_;  // a deque, since a Waiter cannot move
+  std::atomic<bool> settled_{false};
+  std::atomic<bool> started_{false};
+};
+
+class AllCollector final : public Collector {
+ public:
+  AllCollector(const std::vector<FuturePtr>& futures, c10::TypePtr list_element, FuturePtr result)
+      : Collector(futures, std::move(result)),
+        list_element_(std::move(list_element)),
+        pending_(futures.size()) {}
+
+ private:
+  void OnComplete(Member& member) override {
+    auto error = ErrorOf(member.completed);
+    if (pending_.fetch_sub(1) != 1 && !error) return;
+    Settle(std::move(error), [this] {
+      c10::impl::GenericList list(list_element_);
+      for (Member& each : members()) list.push_back(each.completed);
+      return c10::IValue(std::move(list));
+    });
+  }
+
+  const c10::TypePtr list_element_;
+  std::atomic<size_t> pending_;
+};
+
+class AnyCollector final : public Collector {
+ public:
+  using Collector::Collector;
+
+ private:
+  void OnComplete(Member& member) override {
+    Settle(ErrorOf(member.completed), [&] { return ValueOf(member.completed); });
+  }
+};
+
+}  // namespace
+
+FuturePtr CollectAll(const std::vector<FuturePtr>& futures, const c10::TypePtr& element_type) {
+  const c10::TypePtr member_type = c10::FutureType::create(element_type);
+  const c10::TypePtr result_type = c10::ListType::create(member_type);
+  if (futures.empty()) {
+    return MakeCompletedFuture(result_type, c10::impl::GenericList(member_type));
+  }
+  FuturePtr result = MakeResult(result_type, futures);
+  std::make_shared<AllCollector>(futures, member_type, result)->Start();
+  return result;
+}
+
+FuturePtr CollectAny(const std::vector<FuturePtr>& futures, const c10::TypePtr& element_type) {
+  TORCH_CHECK_VALUE(!futures.empty(),
+                    "collect_any: expected at least one future, got an empty list, of which "
+                    "nothing can ever complete");
+  FuturePtr result = MakeResult(element_type, futures);
+  std::make_shared<AnyCollector>(futures, result)->Start();
+  return result;
+}
+
+}  // namespace dtorch

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <vector>
+
+#include "dtorch/base/api.h"
+#include "dtorch/future/waiter_list.h"
+
+namespace dtorch {
+
+/// A future of the list of `futures`, complete when all are. The first error of any completes it
+/// with that error at once, while the rest still run. Of an empty list: complete, and empty.
+/// `element_type` is what the futures hold. No member is consumed or altered.
+DTORCH_API FuturePtr CollectAll(const std::vector<FuturePtr>& futures,
+                                const c10::TypePtr& element_type);
+
+/// A future of the value or the error of whichever of `futures` completes first; of those that are
+/// complete already, the first in the list. c10::ValueError for an empty list.
+DTORCH_API FuturePtr CollectAny(const std::vector<FuturePtr>& futures,
+                                const c10::TypePtr& element_type);
+
+}  // namespace dtorch

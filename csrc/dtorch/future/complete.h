@@ -1,0 +1,20 @@
+#pragma once
+
+#include <ATen/core/ivalue.h>
+
+#include <exception>
+
+#include "dtorch/base/api.h"
+#include "dtorch/future/waiter_list.h"
+
+// How everything of ours completes a future. Completing runs the callbacks of the future in this
+// thread, so the host's lock is dropped meanwhile. The caller holds no lock.
+namespace dtorch {
+
+DTORCH_API void CompleteWithValue(const FuturePtr& future, c10::IValue value);
+DTORCH_API void CompleteWithError(const FuturePtr& future, std::exception_ptr error);
+
+/// A future that is complete from the start.
+DTORCH_API FuturePtr MakeCompletedFuture(c10::TypePtr type, c10::IValue value);
+
+}  // namespace dtorch

@@ -1,0 +1,54 @@
+#include "dtorch/future/completion_queue.h"
+
+#include <utility>
+
+#include "dtorch/base/host.h"
+
+namespace dtorch {
+
+std::shared_ptr<Waker> CompletionQueue::Node::Notify() noexcept {
+  std::lock_guard<std::mutex> lock(queue->mutex_);
+  queue->ready_.push_back(index);
+  queue->sleeper_.Wake();
+  return nullptr;
+}
+
+CompletionQueue::CompletionQueue(std::vector<FuturePtr> futures)
+    : futures_(std::move(futures)), remaining_(futures_.size()) {
+  for (size_t i = 0; i < futures_.size(); ++i) {
+    bool linked = false;
+    if (!futures_[i]->completed()) {
+      auto node = std::make_unique<Node>();
+      node->queue = this;
+      node->index = i;
+      linked = WaiterList::Of(futures_[i])->Add(*node);
+      if (linked) nodes_.push_back(std::move(node));
+    }
+    if (!linked) {
+      std::lock_guard<std::mutex> lock(mutex_);
+      ready_.push_back(i);
+    }
+  }
+}
+
+std::optional<size_t> CompletionQueue::TryPop() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (ready_.empty()) return std::nullopt;
+  const size_t index = ready_.front();
+  ready_.pop_front();
+  --remaining_;
+  return index;
+}
+
+std::optional<size_t> CompletionQueue::Pop(Deadline deadline) {
+  if (remaining_ == 0) return std::nullopt;
+  if (auto index = TryPop()) return index;
+  HostUnlocked unlocked;
+  for (;;) {
+    const bool woken = sleeper_.Sleep(deadline);
+    if (auto index = TryPop()) return index;
+    if (!woken) return std::nullopt;
+  }
+}
+
+}  // namespace dtorch

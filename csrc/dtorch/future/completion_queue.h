@@ -1,0 +1,52 @@
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "dtorch/base/api.h"
+#include "dtorch/base/deadline.h"
+#include "dtorch/future/sleeper.h"
+#include "dtorch/future/waiter_list.h"
+
+namespace dtorch {
+
+/// Tells which futures of a group have completed, in the order in which they do. Every index is
+/// told once; futures that are complete at the start come first, in the order given.
+///
+/// One consumer thread at a time. Cost of a completion: constant. Leaves nothing on the futures.
+class DTORCH_API CompletionQueue {
+ public:
+  explicit CompletionQueue(std::vector<FuturePtr> futures);
+  CompletionQueue(const CompletionQueue&) = delete;
+  CompletionQueue& operator=(const CompletionQueue&) = delete;
+
+  /// The next index, blocking until the deadline; nullopt if it passes, or if all were told.
+  /// Interruptible, as WaitUntil() is.
+  std::optional<size_t> Pop(Deadline deadline);
+
+  size_t size() const { return futures_.size(); }
+  /// How many indices are still to be told.
+  size_t remaining() const { return remaining_; }
+
+ private:
+  struct Node final : Waiter {
+    ~Node() override { Unlink(); }
+    std::shared_ptr<Waker> Notify() noexcept override;
+    CompletionQueue* queue = nullptr;
+    size_t index = 0;
+  };
+
+  std::optional<size_t> TryPop();
+
+  std::vector<FuturePtr> futures_;  // kept alive, so that their lists are
+  size_t remaining_;
+  Sleeper sleeper_;
+  std::mutex mutex_;  // taken inside a WaiterList's lock, takes none itself
+  std::deque<size_t> ready_;
+  std::vector<std::unique_ptr<Node>> nodes_;  // last: they write to the members above until gone
+};
+
+}  // namespace dtorch

@@ -1,0 +1,72 @@
+#include "dtorch/future/wait.h"
+
+#include <c10/util/Exception.h>
+
+#include <optional>
+#include <string>
+
+#include "dtorch/base/error.h"
+#include "dtorch/base/host.h"
+#include "dtorch/future/completion_queue.h"
+#include "dtorch/future/outcome.h"
+#include "dtorch/future/sleeper.h"
+
+namespace dtorch {
+namespace {
+
+// A blocked thread.
+class ThreadWaiter final : public Waiter {
+ public:
+  // The thread may return, and with it this object, as soon as the sleeper is woken.
+  std::shared_ptr<Waker> Notify() noexcept override {
+    sleeper.Wake();
+    return nullptr;
+  }
+  Sleeper sleeper;
+};
+
+}  // namespace
+
+std::string TimeoutMessage(size_t pending, size_t total) {
+  if (total == 1) return "the future did not complete within the time limit; it can be waited for again";
+  return std::to_string(pending) + " of " + std::to_string(total) +
+         " futures did not complete within the time limit; they can be waited for again";
+}
+
+Deadline DeadlineFromMs(int64_t timeout_ms) {
+  TORCH_CHECK_VALUE(timeout_ms >= 0, "timeout_ms: expected a number of milliseconds >= 0, got ",
+                    timeout_ms, "; 0 only looks, None waits without a limit");
+  return Deadline::AfterMs(timeout_ms);
+}
+
+bool WaitUntil(const FuturePtr& future, Deadline deadline) {
+  if (future->completed()) return true;
+  if (deadline.HasPassed()) return false;
+  HostUnlocked unlocked;
+  ThreadWaiter waiter;
+  if (!WaiterList::Of(future)->Add(waiter)) return true;
+  try {
+    if (waiter.sleeper.Sleep(deadline)) return true;
+  } catch (...) {
+    waiter.Unlink();
+    throw;
+  }
+  waiter.Unlink();
+  return future->completed();
+}
+
+c10::IValue WaitForValue(const FuturePtr& future, Deadline deadline) {
+  if (!WaitUntil(future, deadline)) throw TimeoutError(TimeoutMessage(1, 1));
+  return ValueOf(future);
+}
+
+void WaitForAll(const std::vector<FuturePtr>& futures, Deadline deadline) {
+  CompletionQueue queue(futures);
+  for (size_t pending = futures.size(); pending > 0; --pending) {
+    const std::optional<size_t> index = queue.Pop(deadline);
+    if (!index) throw TimeoutError(TimeoutMessage(pending, futures.size()));
+    if (auto error = ErrorOf(futures[*index])) std::rethrow_exception(error);
+  }
+}
+
+}  // namespace dtorch

@@ -1,0 +1,89 @@
+// Registers the operators and the promise classes: schemas.h says which, this says what runs.
+
+#include <torch/custom_class.h>
+#include <torch/library.h>
+
+#include <stdexcept>
+
+#include "dtorch/base/error.h"
+#include "dtorch/ops/boxing.h"
+#include "dtorch/ops/get_tensor.h"
+#include "dtorch/ops/schemas.h"
+#include "dtorch/ops/subclass.h"
+#include "dtorch/ops/sync.h"
+#include "dtorch/promise/promise_state.h"
+
+namespace dtorch {
+namespace {
+
+c10::FunctionSchema Schema(const char* text) {
+  return torch::schema(text, c10::AliasAnalysisKind::CONSERVATIVE);
+}
+
+template <auto kFn>
+torch::CppFunction Boxed() {
+  return torch::CppFunction::makeFromBoxedFunction<&BoxedKernel<kFn>::Call>();
+}
+
+[[noreturn]] std::string RefuseToTravel() {
+  throw DTorchError(
+      "expected a promise that can leave its process, got one of the memory backend, which cannot: "
+      "give it to a thread of this process, or send the value by other means");
+}
+
+template <typename State>
+torch::class_<State> DefinePromise(torch::Library& m, const char* name) {
+  using Self = c10::intrusive_ptr<State>;
+  return m.class_<State>(name)
+      .def(torch::init<>())
+      .def("set_exception",
+           [](const Self& self, const std::string& message) {
+             self->SetError(std::make_exception_ptr(std::runtime_error(message)));
+           })
+      .def("cancel", [](const Self& self) { return self->Cancel(); })
+      .def_pickle([](const Self&) -> std::string { RefuseToTravel(); },
+                  [](const std::string&) -> Self { RefuseToTravel(); });
+}
+
+}  // namespace
+
+TORCH_LIBRARY(dtorch, m) {
+  DefinePromise<TensorPromiseState>(m, "TensorPromise")
+      .def("set_value", [](const c10::intrusive_ptr<TensorPromiseState>& self, at::Tensor value) {
+        self->Set(std::move(value));
+      });
+  DefinePromise<VoidPromiseState>(m, "VoidPromise")
+      .def("set_value", [](const c10::intrusive_ptr<VoidPromiseState>& self) { self->Set(); });
+
+  m.def(Schema(schemas::kGetTensorAsync));
+  m.def(Schema(schemas::kGetTensor));
+  m.def(Schema(schemas::kGetFuture));
+  m.def(Schema(schemas::kGetFutureVoid));
+  m.def(Schema(schemas::kSync));
+  m.def(Schema(schemas::kSyncPromise));
+  m.def(Schema(schemas::kSyncDevicesPromise));
+}
+
+// One kernel for all devices, below autograd: what it does to tensors is recorded.
+TORCH_LIBRARY_IMPL(dtorch, CompositeExplicitAutograd, m) {
+  m.impl("get_tensor_async", Boxed<&GetTensorAsyncKernel>());
+  m.impl("get_tensor", Boxed<&GetTensorKernel>());
+  m.impl("get_future", Boxed<&GetFutureKernel>());
+  m.impl("get_future.void", Boxed<&GetFutureVoidKernel>());
+  m.impl("sync", Boxed<&SyncKernel>());
+  m.impl("sync.promise", Boxed<&SyncPromiseKernel>());
+  m.impl("sync.devices_promise", Boxed<&SyncDevicesPromiseKernel>());
+}
+
+// Nothing to differentiate: the result is the tensor itself, or a copy that is recorded as such.
+TORCH_LIBRARY_IMPL(dtorch, Autograd, m) {
+  m.impl("get_tensor_async", torch::CppFunction::makeFallthrough());
+  m.impl("get_tensor", torch::CppFunction::makeFallthrough());
+}
+
+TORCH_LIBRARY_IMPL(dtorch, PythonTLSSnapshot, m) {
+  m.impl("get_tensor_async", torch::CppFunction::makeFromBoxedFunction<&CheckSubclassKernel>());
+  m.impl("get_tensor", torch::CppFunction::makeFromBoxedFunction<&CheckSubclassKernel>());
+}
+
+}  // namespace dtorch

@@ -1,0 +1,34 @@
+#include "dtorch/ops/sync.h"
+
+#include <ATen/core/jit_type.h>
+
+#include "dtorch/device/device.h"
+#include "dtorch/future/complete.h"
+
+namespace dtorch {
+namespace {
+
+// What passes the check has nothing queued.
+void CheckDevices(const DeviceList& devices) {
+  for (c10::Device device : devices ? *devices : InitializedDevices()) CheckDevice(device, "sync");
+}
+
+}  // namespace
+
+FuturePtr SyncKernel(const DeviceList& devices) {
+  CheckDevices(devices);
+  return MakeCompletedFuture(c10::NoneType::get(), c10::IValue());
+}
+
+void SyncPromiseKernel(const c10::intrusive_ptr<VoidPromiseState>& promise,
+                       const DeviceList& devices) {
+  CheckDevices(devices);
+  promise->Set();
+}
+
+void SyncDevicesPromiseKernel(const DeviceList& devices,
+                              const c10::intrusive_ptr<VoidPromiseState>& promise) {
+  SyncPromiseKernel(promise, devices);
+}
+
+}  // namespace dtorch

@@ -1,0 +1,38 @@
+#include "dtorch/sys/futex.h"
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cerrno>
+
+namespace dtorch {
+
+static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
+static_assert(std::atomic<uint32_t>::is_always_lock_free);
+
+FutexResult FutexWait(const std::atomic<uint32_t>& word, uint32_t expected, Deadline deadline) {
+  timespec limit{};
+  timespec* limit_ptr = nullptr;
+  if (!deadline.IsNever()) {
+    const auto since_boot = deadline.when().time_since_epoch();
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(since_boot);
+    limit.tv_sec = seconds.count();
+    limit.tv_nsec = std::chrono::duration_cast<std::chrono::nanoseconds>(since_boot - seconds).count();
+    limit_ptr = &limit;
+  }
+  // FUTEX_WAIT_BITSET takes an absolute time on CLOCK_MONOTONIC, which is what steady_clock reads.
+  const long rc = syscall(SYS_futex, &word, FUTEX_WAIT_BITSET | FUTEX_PRIVATE_FLAG, expected,
+                          limit_ptr, nullptr, FUTEX_BITSET_MATCH_ANY);
+  if (rc == 0) return FutexResult::kWoken;
+  if (errno == ETIMEDOUT) return FutexResult::kTimedOut;
+  if (errno == EINTR) return FutexResult::kInterrupted;
+  return FutexResult::kWoken;  // EAGAIN: the word has changed
+}
+
+void FutexWake(const std::atomic<uint32_t>& word, int count) {
+  syscall(SYS_futex, &word, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, count, nullptr, nullptr, 0);
+}
+
+}  // namespace dtorch

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "dtorch/base/api.h"
+#include "dtorch/base/deadline.h"
+
+namespace dtorch {
+
+enum class FutexResult {
+  kWoken,        // woken, or the word had another value already, or for no reason at all
+  kTimedOut,     // the deadline has passed
+  kInterrupted,  // a signal handler has run in this thread
+};
+
+/// Sleeps while `word` is `expected`, until woken. Callers loop: kWoken may be spurious.
+/// A bare futex, since a condition variable swallows the interruption by a signal.
+DTORCH_API FutexResult FutexWait(const std::atomic<uint32_t>& word, uint32_t expected,
+                                 Deadline deadline);
+
+/// Wakes up to `count` sleepers on `word`. The memory may be gone already: then nobody is woken.
+DTORCH_API void FutexWake(const std::atomic<uint32_t>& word, int count);
+
+}  // namespace dtorch

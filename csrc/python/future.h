@@ -1,0 +1,27 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <vector>
+
+#include "dtorch/future/waiter_list.h"
+#include "dtorch/base/deadline.h"
+
+namespace dtorch::python {
+
+/// A new handle of the registered class `kind` on `future`.
+enum class HandleKind { kFuture, kTensorFuture, kVoidFuture };
+pybind11::object NewHandle(HandleKind kind, FuturePtr future);
+
+/// The future in a Python object; TypeError, which names `what`, if it is no torch future.
+FuturePtr FutureFromObject(pybind11::handle object, const char* what);
+
+/// The same for a sequence of them.
+std::vector<FuturePtr> FuturesFromSequence(pybind11::handle sequence, const char* what);
+
+/// None, or a number of milliseconds. TypeError / ValueError otherwise.
+Deadline DeadlineFromObject(PyObject* timeout_ms);
+
+void BindFuture(pybind11::module_& m);
+
+}  // namespace dtorch::python

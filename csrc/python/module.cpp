@@ -1,0 +1,56 @@
+// The Python face of libdtorch_ops.so: what must touch a PyObject, and nothing else. Everything
+// here may use the layers under csrc/dtorch; none of them knows this.
+
+#include <pybind11/pybind11.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <string>
+
+#include "dtorch/base/host.h"
+#include "dtorch/future/outcome.h"
+#include "dtorch/ops/subclass.h"
+#include "python/errors.h"
+#include "python/future.h"
+#include "python/gil.h"
+#include "python/promise.h"
+
+namespace dtorch::python {
+namespace {
+
+namespace py = pybind11;
+
+void CheckInterrupt() {
+  GilAcquire gil;
+  if (gil && PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
+std::exception_ptr ErrorInValue(const c10::IValue& value) { return ErrorInObject(value.toPyObject()); }
+
+// The one subclass whose values are spread over processes, so that "the value" has no one meaning.
+std::string CheckSubclass(const at::Tensor& tensor) {
+  GilAcquire gil;
+  if (!gil) return "";
+  const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+  for (py::handle type : py::type::of(object).attr("__mro__")) {
+    if (!py::str(type.attr("__name__")).equal(py::str("DTensor"))) continue;
+    const auto module = type.attr("__module__").cast<std::string>();
+    if (module.rfind("torch.distributed", 0) != 0) continue;
+    return "expected a plain tensor, got a torch.distributed.tensor.DTensor, whose value is spread "
+           "over processes: pass t.to_local() for this process's part, or t.full_tensor() for all "
+           "of it";
+  }
+  return "";
+}
+
+}  // namespace
+}  // namespace dtorch::python
+
+PYBIND11_MODULE(_C, m) {
+  using namespace dtorch::python;
+  dtorch::SetHost({CheckInterrupt, DropGil, RetakeGil});
+  dtorch::SetErrorInValueCheck(ErrorInValue);
+  dtorch::SetSubclassCheck(CheckSubclass);
+  BindErrors(m);
+  BindFuture(m);
+  BindPromise(m);
+}

@@ -1,0 +1,36 @@
+#pragma once
+
+#include <Python.h>
+#include <pybind11/pybind11.h>
+
+namespace dtorch::python {
+
+/// A Python class derived from `base`, a class that torch has bound, with C methods. pybind cannot
+/// express it: the holder of torch's Future does not derive, and a call through pybind costs more
+/// than what most of our methods do. `methods` ends with a null name and lives for ever.
+inline pybind11::object MakeNativeType(const char* name, pybind11::handle base,
+                                       PyMethodDef* methods, const char* doc) {
+  namespace py = pybind11;
+  py::dict members;
+  members["__module__"] = "dtorch_ops._C";
+  members["__doc__"] = doc;
+  members["__slots__"] = py::tuple();
+  py::object type = py::type::of(base)(name, py::make_tuple(base), members);
+  for (PyMethodDef* method = methods; method->ml_name; ++method) {
+    PyObject* descriptor =
+        PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(type.ptr()), method);
+    if (!descriptor) throw py::error_already_set();
+    type.attr(method->ml_name) = py::reinterpret_steal<py::object>(descriptor);
+  }
+  return type;
+}
+
+/// The C++ object in an instance of a class bound by torch, or of one derived from it; nullptr if
+/// its __init__ has not run.
+template <typename T>
+T* NativeValue(PyObject* self) {
+  auto* instance = reinterpret_cast<pybind11::detail::instance*>(self);
+  return instance->get_value_and_holder().value_ptr<T>();
+}
+
+}  // namespace dtorch::python

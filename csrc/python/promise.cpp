@@ -1,0 +1,181 @@
+#include "python/promise.h"
+
+#include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/jit/api/object.h>
+
+#include <memory>
+#include <string_view>
+#include <utility>
+
+#include "dtorch/base/error.h"
+#include "dtorch/promise/promise_state.h"
+#include "python/errors.h"
+#include "python/future.h"
+#include "python/native_type.h"
+
+namespace dtorch::python {
+namespace {
+
+namespace py = pybind11;
+using Object = torch::jit::Object;  // what torch._C.ScriptObject holds
+const py::detail::type_info* object_info = nullptr;
+
+template <typename State>
+struct PromiseMethods {
+  static State& StateOf(PyObject* self) {
+    auto* object = NativeValue<Object>(self);
+    if (!object) {
+      throw DTorchError("expected a promise, got one whose __init__ has not been called");
+    }
+    return *static_cast<State*>(object->_ivalue()->getSlot(0).toCapsule().get());
+  }
+
+  static void CheckMode(PyObject* mode) {
+    TORCH_CHECK_TYPE(PyUnicode_Check(mode), "mode: expected a string, got ",
+                     Py_TYPE(mode)->tp_name);
+    const char* utf8 = PyUnicode_AsUTF8(mode);
+    if (!utf8) throw py::error_already_set();
+    const std::string_view name = utf8;
+    if (name == "auto" || name == "memory") return;
+    TORCH_CHECK_VALUE(name == "file" || name == "network",
+                      "mode: expected 'auto', 'memory', 'file' or 'network', got '", utf8, "'");
+    throw DTorchError("mode: expected a backend of this version ('memory'), got '" +
+                      std::string(name) + "', which is still to come: see the README");
+  }
+
+  static PyObject* Init(PyObject* self, PyObject* args, PyObject* kwargs) {
+    static const char* names[] = {"mode", nullptr};
+    PyObject* mode = nullptr;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:__init__", const_cast<char**>(names),
+                                     &mode)) {
+      return nullptr;
+    }
+    return Guarded([&] {
+      if (mode) CheckMode(mode);
+      auto* instance = reinterpret_cast<py::detail::instance*>(self);
+      auto v_h = instance->get_value_and_holder();
+      if (v_h.value_ptr()) throw DTorchError("__init__ has been called on this promise before");
+      c10::IValue promise(c10::make_intrusive<State>());
+      v_h.value_ptr() = new Object(std::move(promise).toObject());
+      object_info->init_instance(instance, nullptr);
+      return Py_NewRef(Py_None);
+    });
+  }
+
+  static PyObject* SetException(PyObject* self, PyObject* exception) {
+    return Guarded([&] {
+      TORCH_CHECK_TYPE(PyExceptionInstance_Check(exception),
+                       "exception: expected an instance of an exception, got ",
+                       Py_TYPE(exception)->tp_name);
+      StateOf(self).SetError(MakePythonError(exception));
+      return Py_NewRef(Py_None);
+    });
+  }
+
+  static PyObject* Cancel(PyObject* self, PyObject*) {
+    return Guarded([&] { return PyBool_FromLong(StateOf(self).Cancel()); });
+  }
+
+  static PyObject* IsPending(PyObject* self, PyObject*) {
+    return Guarded([&] { return PyBool_FromLong(StateOf(self).is_pending()); });
+  }
+};
+
+using TensorMethods = PromiseMethods<TensorPromiseState>;
+using VoidMethods = PromiseMethods<VoidPromiseState>;
+
+PyObject* SetTensor(PyObject* self, PyObject* value) {
+  return Guarded([&] {
+    TORCH_CHECK_TYPE(THPVariable_Check(value), "value: expected a torch.Tensor, got ",
+                     Py_TYPE(value)->tp_name);
+    TensorMethods::StateOf(self).Set(THPVariable_Unpack(value));
+    return Py_NewRef(Py_None);
+  });
+}
+
+PyObject* SetNothing(PyObject* self, PyObject*) {
+  return Guarded([&] {
+    VoidMethods::StateOf(self).Set();
+    return Py_NewRef(Py_None);
+  });
+}
+
+PyObject* GetTensorFuture(PyObject* self, PyObject*) {
+  return Guarded([&] {
+    return NewHandle(HandleKind::kTensorFuture, TensorMethods::StateOf(self).future())
+        .release()
+        .ptr();
+  });
+}
+
+PyObject* GetVoidFuture(PyObject* self, PyObject*) {
+  return Guarded([&] {
+    return NewHandle(HandleKind::kVoidFuture, VoidMethods::StateOf(self).future())
+        .release()
+        .ptr();
+  });
+}
+
+template <typename F>
+constexpr PyCFunction AsCFunction(F function) {
+  return reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function));
+}
+
+constexpr char kInitDoc[] =
+    "__init__($self, /, mode='auto')\n--\n\n"
+    "``mode``: 'auto' or 'memory'. ValueError for an unknown one.\n";
+constexpr char kSetExceptionDoc[] =
+    "set_exception($self, exception, /)\n--\n\n"
+    "Fail the future with ``exception``, an instance. Every read of the future raises a fresh\n"
+    "exception of the same type, with its args and the text of its traceback.\n\n"
+    "Raises PromiseAlreadySatisfiedError if the promise was set or cancelled before.\n";
+constexpr char kGetFutureDoc[] =
+    "get_future($self, /)\n--\n\n"
+    "The future of this promise. Each call gives a handle of its own.\n";
+constexpr char kCancelDoc[] =
+    "cancel($self, /)\n--\n\n"
+    "Fail the future with concurrent.futures.CancelledError; a later set_value is told so.\n"
+    "False if the promise was set or cancelled before.\n";
+constexpr char kIsPendingDoc[] =
+    "is_pending($self, /)\n--\n\nTrue until the promise is set or cancelled.\n";
+
+PyMethodDef tensor_methods[] = {
+    {"__init__", AsCFunction(TensorMethods::Init), METH_VARARGS | METH_KEYWORDS, kInitDoc},
+    {"set_value", SetTensor, METH_O,
+     "set_value($self, value, /)\n--\n\n"
+     "Complete the future with the tensor ``value``; its callbacks run in this thread.\n\n"
+     "In one process the tensor itself arrives, differentiable.\n\n"
+     "Raises PromiseAlreadySatisfiedError if the promise was set or cancelled before, TypeError\n"
+     "for anything but a tensor, which leaves the promise pending.\n"},
+    {"set_exception", TensorMethods::SetException, METH_O, kSetExceptionDoc},
+    {"get_future", GetTensorFuture, METH_NOARGS, kGetFutureDoc},
+    {"cancel", TensorMethods::Cancel, METH_NOARGS, kCancelDoc},
+    {"is_pending", TensorMethods::IsPending, METH_NOARGS, kIsPendingDoc},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+PyMethodDef void_methods[] = {
+    {"__init__", AsCFunction(VoidMethods::Init), METH_VARARGS | METH_KEYWORDS, kInitDoc},
+    {"set_value", SetNothing, METH_NOARGS,
+     "set_value($self, /)\n--\n\n"
+     "Complete the future; its callbacks run in this thread.\n\n"
+     "Raises PromiseAlreadySatisfiedError if the promise was set or cancelled before.\n"},
+    {"set_exception", VoidMethods::SetException, METH_O, kSetExceptionDoc},
+    {"get_future", GetVoidFuture, METH_NOARGS, kGetFutureDoc},
+    {"cancel", VoidMethods::Cancel, METH_NOARGS, kCancelDoc},
+    {"is_pending", VoidMethods::IsPending, METH_NOARGS, kIsPendingDoc},
+    {nullptr, nullptr, 0, nullptr},
+};
+
+}  // namespace
+
+void BindPromise(py::module_& m) {
+  const py::object base = py::module_::import("torch").attr("_C").attr("ScriptObject");
+  object_info = py::detail::get_type_info(reinterpret_cast<PyTypeObject*>(base.ptr()));
+  m.attr("TensorPromiseBase") =
+      MakeNativeType("TensorPromiseBase", base, tensor_methods, "The producing end of a tensor.");
+  m.attr("VoidPromiseBase") =
+      MakeNativeType("VoidPromiseBase", base, void_methods, "The producing end without a value.");
+}
+
+}  // namespace dtorch::python

@@ -1,0 +1,47 @@
+"""Fetching a tensor's value as an operator that never blocks.
+
+>>> future = dtorch_ops.to_torch_async(torch.ones(2))  # returns at once
+>>> future.get()
+tensor([1., 1.])
+"""
+
+from . import _library  # first: checks torch, loads the operators
+from . import _fake as _fake
+from . import _torchscript as _torchscript
+from ._library import cmake_prefix_path
+from .convert import to_torch, to_torch_async
+from .devices import sync, sync_future
+from .errors import (
+    BrokenPromiseError,
+    DTorchError,
+    FutureAlreadyRetrievedError,
+    PromiseAlreadySatisfiedError,
+    RemoteError,
+)
+from .future import Future, TensorFuture, VoidFuture
+from .groups import as_completed, collect_all, collect_any, wait_all
+from .promise import TensorPromise, VoidPromise
+
+__version__: str = _library._build_info.VERSION
+
+__all__ = [
+    "BrokenPromiseError",
+    "DTorchError",
+    "Future",
+    "FutureAlreadyRetrievedError",
+    "PromiseAlreadySatisfiedError",
+    "RemoteError",
+    "TensorFuture",
+    "TensorPromise",
+    "VoidFuture",
+    "VoidPromise",
+    "as_completed",
+    "cmake_prefix_path",
+    "collect_all",
+    "collect_any",
+    "sync",
+    "sync_future",
+    "to_torch",
+    "to_torch_async",
+    "wait_all",
+]

@@ -1,0 +1,24 @@
+"""What the operators do with fake tensors, which have a shape and a device but no data."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import _library as _library  # loads the operators
+from .promise import TensorPromise
+
+
+def _get_tensor_async(
+    self: Tensor, *, device: torch.device | None = None, copy: bool = False
+) -> torch._C.Future[Tensor]:
+    promise = TensorPromise()
+    promise.set_value(self if device is None and not copy else self.to(device=device, copy=copy))
+    return promise.get_future()
+
+
+def install() -> None:
+    torch.library.register_fake("dtorch::get_tensor_async", _get_tensor_async)
+
+
+install()

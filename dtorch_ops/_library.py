@@ -1,0 +1,63 @@
+"""Finds, checks and loads the native library. Imports nothing of ours but what the build wrote."""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+
+import torch
+
+from . import _build_info
+
+_HERE = Path(__file__).resolve().parent
+
+#: For ``CMAKE_PREFIX_PATH``: where ``find_package(dtorch_ops)`` of a C++ project looks.
+cmake_prefix_path = str(_HERE / "share" / "cmake")
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split("+")[0].split(".")[:2])
+
+
+def _check_environment() -> None:
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        raise ImportError(
+            "dtorch_ops: expected a Python with the global interpreter lock, got a free-threaded "
+            "build, which this version does not support: use the ordinary build of Python."
+        )
+    built_for, found = _build_info.TORCH_VERSION, torch.__version__
+    if _minor(built_for) != _minor(found):
+        raise ImportError(
+            f"dtorch_ops was built for torch {built_for}, but torch {found} is installed, and "
+            "futures are not part of torch's stable ABI. Install torch "
+            f"{_minor(built_for)}.*, or build dtorch_ops again with this torch: "
+            "pip install --no-build-isolation --force-reinstall --no-deps dtorch_ops"
+        )
+
+
+def _is_loaded() -> bool:
+    # A second registration of the namespace, from a copy of the library, would end the process.
+    return bool(torch._C._dispatch_has_kernel("dtorch::get_tensor_async"))
+
+
+def load() -> None:
+    """Load the operators. Raises ImportError, which says what to do, before it can go wrong."""
+    _check_environment()
+    library = _HERE / "lib" / "libdtorch_ops.so"
+    if _is_loaded():
+        with open("/proc/self/maps") as maps:
+            if str(library) not in maps.read():
+                raise ImportError(
+                    "dtorch_ops: the operators of the namespace 'dtorch' are loaded already, from "
+                    f"another file than {library}: import the package from one place only."
+                )
+        return
+    if not library.exists():
+        raise ImportError(
+            f"dtorch_ops: {library} is missing: the package was not built. In a checkout run "
+            "'make build', or 'pip install --no-build-isolation -e .'."
+        )
+    torch.ops.load_library(library)
+
+
+load()

@@ -1,0 +1,65 @@
+"""Fetching a tensor's value, as functions and as methods of ``torch.Tensor``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from . import _C
+from .future import TensorFuture
+
+__all__ = ["to_torch", "to_torch_async"]
+
+Device = torch.device | str | int
+
+
+def to_torch_async(
+    input: Tensor, *, device: Device | None = None, copy: bool = False
+) -> TensorFuture:
+    """A future of the value of ``input``; returns at once. Also ``t.to_torch_async()``.
+
+    On the same device and without ``copy`` the result shares memory with ``input``, as
+    ``detach()`` does, and a later in-place update shows. ``copy=True`` takes a snapshot at the
+    time of the call; so does a ``device`` other than the tensor's.
+
+    Args:
+        input: a tensor of any shape, dtype and layout, on the CPU (complete on return) or meta.
+        device: where the result is to be; None is where ``input`` is.
+        copy: whether to take a snapshot.
+
+    Returns:
+        A :class:`TensorFuture`. The result is differentiable: it is ``input`` itself, or a copy
+        that autograd has recorded.
+
+    Raises:
+        TypeError: not a tensor, or a DTensor, of which ``to_local()`` or ``full_tensor()`` is one.
+        ValueError: a device that this build of torch does not know.
+        NotImplementedError: an accelerator, in this version.
+
+    Example:
+        >>> future = dtorch_ops.to_torch_async(torch.ones(2))
+        >>> future.get()
+        tensor([1., 1.])
+    """
+    return _C.to_torch_async(input, device, copy)
+
+
+def to_torch(input: Tensor, *, device: Device | None = None, copy: bool = False) -> Tensor:
+    """The value of ``input``: ``to_torch_async(...).get()``. Also ``t.to_torch()``.
+
+    Takes and raises what :func:`to_torch_async` does.
+
+    Example:
+        >>> dtorch_ops.to_torch(torch.ones(2))
+        tensor([1., 1.])
+    """
+    return _C.to_torch_async(input, device, copy).get()
+
+
+def install() -> None:
+    """Add the two as methods of ``torch.Tensor``."""
+    torch.Tensor.to_torch_async = to_torch_async  # type: ignore[attr-defined]
+    torch.Tensor.to_torch = to_torch  # type: ignore[attr-defined]
+
+
+install()

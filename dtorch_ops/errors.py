@@ -1,0 +1,137 @@
+"""The errors that the plugin itself raises, and how an exception travels through a future.
+
+Wrong arguments are :class:`TypeError` and :class:`ValueError`, a time limit that has passed is the
+builtin :class:`TimeoutError`, and a cancelled promise is
+:class:`concurrent.futures.CancelledError`.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import traceback
+from typing import Any, NamedTuple
+
+from . import _C
+
+__all__ = [
+    "BrokenPromiseError",
+    "DTorchError",
+    "FutureAlreadyRetrievedError",
+    "PromiseAlreadySatisfiedError",
+    "RemoteError",
+]
+
+
+class DTorchError(RuntimeError):
+    """Base of the plugin's own errors."""
+
+
+class BrokenPromiseError(DTorchError):
+    """The producer is gone without having set a value."""
+
+
+class PromiseAlreadySatisfiedError(DTorchError):
+    """The promise has been set or cancelled before."""
+
+
+class FutureAlreadyRetrievedError(DTorchError):
+    """A second ``get()`` on one handle. ``wait()`` does not consume."""
+
+
+class RemoteError(DTorchError):
+    """The producer set an exception whose type cannot be rebuilt here.
+
+    Attributes:
+        type_name: the qualified name of the producer's exception type.
+        message: what ``str()`` of it gave.
+        traceback_text: its formatted traceback, empty if it had none.
+    """
+
+    def __init__(self, type_name: str, message: str, traceback_text: str = "") -> None:
+        super().__init__(type_name, message, traceback_text)
+        self.type_name = type_name
+        self.message = message
+        self.traceback_text = traceback_text
+
+    def __str__(self) -> str:
+        text = f"{self.type_name}: {self.message}" if self.message else self.type_name
+        return f"{text}\n\n{self.traceback_text}" if self.traceback_text else text
+
+
+class ProducerTraceback(Exception):
+    """The text of the traceback that an exception had when it was set; shown as its cause."""
+
+    def __str__(self) -> str:
+        return f'\n"""\n{self.args[0]}"""'
+
+
+# What a future keeps of an exception: no frames, since these hold the setter's locals (often the
+# promise itself), and a cycle through a native future can never be collected.
+class _Kept(NamedTuple):
+    prototype: BaseException
+    traceback_text: str
+
+
+def _copy_without_frames(exc: BaseException) -> BaseException:
+    """A new exception of the same type, args and attributes, made without calling ``__init__``.
+
+    The constructor of a user's class may take other arguments than ``args``, or have side effects.
+    """
+    cls = type(exc)
+    native: Any = next(c for c in cls.__mro__ if c.__module__ == "builtins")
+    arguments = native.__reduce__(exc)[1]
+    copy = cls.__new__(cls, *exc.args)
+    if type(copy) is not cls:
+        raise TypeError(f"{cls.__name__}.__new__ gives {type(copy).__name__}")
+    native.__init__(copy, *arguments)  # fills the fields of OSError, StopIteration and their like
+    copy.args = exc.args
+    for base in cls.__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__") and hasattr(exc, name):
+                setattr(copy, name, getattr(exc, name))
+    copy.__dict__.update(exc.__dict__)
+    if isinstance(exc, ImportError) and isinstance(copy, ImportError):
+        copy.name, copy.path, copy.msg = exc.name, exc.path, exc.msg
+    return copy
+
+
+def _traceback_text(exc: BaseException) -> str:
+    if isinstance(exc.__cause__, ProducerTraceback):  # read from a future, and set on another one
+        earlier = str(exc.__cause__.args[0])
+        if exc.__traceback__ is None:
+            return earlier
+        again = "".join(traceback.format_exception(type(exc), exc, exc.__traceback__, chain=False))
+        return f"{earlier}\nand was raised again:\n\n{again}"
+    if exc.__traceback__ is None and exc.__cause__ is None:
+        return ""
+    return "".join(traceback.format_exception(type(exc), exc, exc.__traceback__))
+
+
+def _preserve(exc: BaseException) -> _Kept:
+    text = _traceback_text(exc)
+    try:
+        return _Kept(_copy_without_frames(exc), text)
+    except Exception:
+        return _Kept(exc, text)  # a class that cannot be copied is raised as the object it is
+
+
+def _revive(kept: _Kept) -> BaseException:
+    try:
+        fresh = _copy_without_frames(kept.prototype)
+    except Exception:
+        fresh = kept.prototype.with_traceback(None)
+    if kept.traceback_text:
+        fresh.__cause__ = ProducerTraceback(kept.traceback_text)
+    return fresh
+
+
+_C.register_errors(
+    dtorch_error=DTorchError,
+    broken_promise=BrokenPromiseError,
+    already_satisfied=PromiseAlreadySatisfiedError,
+    already_retrieved=FutureAlreadyRetrievedError,
+    cancelled=concurrent.futures.CancelledError,
+    preserve=_preserve,
+    revive=_revive,
+)

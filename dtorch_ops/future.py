@@ -1,0 +1,71 @@
+"""The future classes: torch futures with a timeout, ``await``, and a result that is taken once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, Generic, NoReturn, TypeVar
+
+from torch import Tensor
+
+from . import _C, _asyncio, _ops
+from .errors import DTorchError
+
+__all__ = ["Future", "TensorFuture", "VoidFuture"]
+
+T = TypeVar("T")
+S = TypeVar("S")
+
+
+class Future(_C.FutureBase[T], Generic[T]):
+    """A torch future that can be awaited, waited for with a timeout, and taken once.
+
+    ``dtorch_ops.Future(f)`` makes a handle on any torch future ``f``, bare ones that operators
+    return included. It is a ``torch._C.Future``: whatever takes a torch future takes it.
+
+    A future is *pending*, then *ready* or *failed* for good. Reading never changes that, and every
+    way of reading gives the same outcome, every time; only :meth:`get` consumes the handle (not
+    the future). Thread-safe.
+
+    Example:
+        >>> f = dtorch_ops.Future(torch.ops.dtorch.get_tensor_async(torch.ones(2)))
+        >>> f.wait(1000)
+        tensor([1., 1.])
+    """
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, None, T]:
+        return _asyncio.await_future(self)
+
+    def set_result(self, result: object) -> NoReturn:
+        """Refused: a future is completed by its promise or operator."""
+        raise DTorchError(
+            f"expected a promise, got a {type(self).__name__}: it is completed by the promise or "
+            "the operator that it came from; make a dtorch_ops.TensorPromise and set that"
+        )
+
+    def __repr__(self) -> str:
+        consumed = "" if self.valid() else ", consumed"
+        return f"<{type(self).__name__} {self._state()}{consumed}>"
+
+
+class TensorFuture(Future[Tensor]):
+    """A :class:`Future` of one tensor."""
+
+    __slots__ = ()
+
+
+class VoidFuture(Future[None]):
+    """A :class:`Future` without a value: ``get()`` returns None."""
+
+    __slots__ = ()
+
+
+_C.register_futures(
+    future=Future,
+    tensor_future=TensorFuture,
+    void_future=VoidFuture,
+    before_blocking=_asyncio.before_blocking,
+    get_tensor_async=_ops.get_tensor_async,
+)
+_asyncio.install()

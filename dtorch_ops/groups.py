@@ -1,0 +1,151 @@
+"""Several futures at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Generic, TypeVar
+
+from torch._C import Future as TorchFuture
+
+from . import _C, _asyncio
+from .future import Future
+
+__all__ = ["as_completed", "collect_all", "collect_any", "wait_all"]
+
+T = TypeVar("T")
+
+
+def collect_all(futures: Iterable[TorchFuture[T]]) -> Future[list[TorchFuture[T]]]:
+    """A future of the list of ``futures``, complete when all are.
+
+    The first error of any member completes it with that error at once, while the rest still run.
+    The list holds the very objects that were passed. Of nothing: complete, and empty. No member is
+    consumed.
+
+    Raises:
+        TypeError: a member is no torch future.
+
+    Example:
+        >>> fs = [dtorch_ops.to_torch_async(torch.ones(2)) for _ in range(3)]
+        >>> len(dtorch_ops.collect_all(fs).get())
+        3
+    """
+    return _C.collect_all(futures)
+
+
+def collect_any(futures: Iterable[TorchFuture[T]]) -> Future[T]:
+    """A future of the value, or the error, of whichever of ``futures`` completes first.
+
+    Of those that are complete already, the first in the list.
+
+    Raises:
+        TypeError: a member is no torch future.
+        ValueError: no future, of which none can ever complete.
+
+    Example:
+        >>> promise = dtorch_ops.TensorPromise()
+        >>> ready = dtorch_ops.to_torch_async(torch.ones(2))
+        >>> dtorch_ops.collect_any([promise.get_future(), ready]).get()
+        tensor([1., 1.])
+    """
+    return _C.collect_any(futures)
+
+
+def wait_all(futures: Iterable[TorchFuture[T]], timeout_ms: float | None = None) -> list[T]:
+    """Block until all ``futures`` are complete, and return their values in the order given.
+
+    Raises the first error at once, while the rest still run. Consumes nothing. Ctrl-C ends the
+    wait.
+
+    Args:
+        futures: torch futures of any origin.
+        timeout_ms: milliseconds on the monotonic clock for all together; None is no limit.
+
+    Raises:
+        TimeoutError: some are pending when the time is over; they can be waited for again.
+        TypeError: a member is no torch future.
+        ValueError: a negative time.
+
+    Example:
+        >>> dtorch_ops.wait_all([dtorch_ops.to_torch_async(torch.ones(2))], timeout_ms=1000)
+        [tensor([1., 1.])]
+    """
+    return _C.wait_all(futures, timeout_ms)
+
+
+class as_completed(Generic[T]):
+    """Iterate over ``futures`` in the order in which they complete; ``async for`` works too.
+
+    Gives the objects that were passed. Stopping early leaves nothing on the pending ones.
+
+    Args:
+        futures: torch futures of any origin.
+        timeout_ms: milliseconds on the monotonic clock from now on for all together; when they
+            are over the iteration raises TimeoutError. None is no limit.
+
+    Raises:
+        TypeError: a member is no torch future.
+        ValueError: a negative time.
+
+    Example:
+        >>> fs = [dtorch_ops.to_torch_async(torch.full((1,), float(i))) for i in range(2)]
+        >>> for f in dtorch_ops.as_completed(fs):
+        ...     print(f.get())
+        tensor([0.])
+        tensor([1.])
+    """
+
+    def __init__(
+        self, futures: Iterable[TorchFuture[T]], timeout_ms: float | None = None
+    ) -> None:
+        self._futures = list(futures)
+        self._queue = _C.CompletionQueue(self._futures, timeout_ms)
+        self._watch: _Watch[T] | None = None
+
+    def __iter__(self) -> Iterator[TorchFuture[T]]:
+        return self
+
+    def __next__(self) -> TorchFuture[T]:
+        index = self._queue.pop()
+        if index is None:
+            raise StopIteration
+        return self._futures[index]
+
+    def __aiter__(self) -> AsyncIterator[TorchFuture[T]]:
+        return self
+
+    async def __anext__(self) -> TorchFuture[T]:
+        if self._watch is None:
+            self._watch = _Watch(self._futures)
+        if self._watch.remaining == 0:
+            raise StopAsyncIteration
+        try:
+            return await asyncio.wait_for(self._watch.pop(), self._queue.seconds_left())
+        except asyncio.TimeoutError:
+            raise TimeoutError(
+                f"{self._watch.remaining} of {len(self._futures)} futures did not complete within "
+                "the time limit; they can be waited for again"
+            ) from None
+
+
+class _Watch(Generic[T]):
+    """Completions of a group, as one event loop sees them."""
+
+    def __init__(self, futures: list[TorchFuture[T]]) -> None:
+        self.remaining = len(futures)
+        self._done: asyncio.Queue[TorchFuture[T]] = asyncio.Queue()
+        self._waiters = []  # unlink when they are dropped
+        for future in futures:
+            watched = _asyncio.watch(future)
+            if watched is None:
+                self._done.put_nowait(future)
+                continue
+            waiter, completed = watched
+            self._waiters.append(waiter)
+            completed.add_done_callback(lambda _, future=future: self._done.put_nowait(future))
+
+    async def pop(self) -> TorchFuture[T]:
+        future = await self._done.get()
+        self.remaining -= 1
+        return future

@@ -1,0 +1,60 @@
+"""Builds the native targets with CMake; everything else is in pyproject.toml."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+VERSION = "0.1.0.dev0"
+
+
+class CMakeBuild(build_ext):
+    """Runs CMake and installs lib/, include/, share/ and the module into the package."""
+
+    def build_extension(self, ext: Extension) -> None:
+        try:
+            import torch
+        except ImportError:
+            sys.exit(
+                "dtorch_ops: torch is not installed in this environment. Install the torch that "
+                "the plugin is to be used with, then: pip install --no-build-isolation ."
+            )
+        minor = ".".join(torch.__version__.split(".")[:2])
+        tag = f"torch{minor}-{sys.implementation.cache_tag}"
+        build_dir = ROOT / "build" / tag
+        in_place = self.editable_mode or self.inplace
+        package = ROOT / "dtorch_ops" if in_place else Path(self.get_ext_fullpath(ext.name)).parent
+        options = {
+            "CMAKE_BUILD_TYPE": os.environ.get("CMAKE_BUILD_TYPE", "Release"),
+            "CMAKE_INSTALL_PREFIX": str(package.resolve()),
+            "CMAKE_PREFIX_PATH": torch.utils.cmake_prefix_path,
+            "Python_EXECUTABLE": sys.executable,
+        }
+        configure = ["cmake", "-S", str(ROOT / "csrc"), "-B", str(build_dir), "-G", "Ninja"]
+        subprocess.check_call(configure + [f"-D{name}={value}" for name, value in options.items()])
+        jobs = os.environ.get("MAX_JOBS", str(os.cpu_count() or 1))
+        subprocess.check_call(["cmake", "--build", str(build_dir), "-j", jobs])
+        subprocess.check_call(["cmake", "--install", str(build_dir)])
+        (package / "_build_info.py").write_text(
+            '"""Written by the build."""\n\n'
+            f"VERSION = {VERSION!r}\n"
+            f"TORCH_VERSION = {torch.__version__!r}\n"
+            f"BUILD_TYPE = {options['CMAKE_BUILD_TYPE']!r}\n"
+            f"CUDA_VERSION = {torch.version.cuda!r}\n"
+        )
+
+    def copy_extensions_to_source(self) -> None:
+        """Nothing to copy: in place, CMake has installed into the source tree itself."""
+
+
+setup(
+    version=VERSION,
+    ext_modules=[Extension("dtorch_ops._C", sources=[])],
+    cmdclass={"build_ext": CMakeBuild},
+)
