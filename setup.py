@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,15 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
 VERSION = "0.1.0.dev0"
+
+
+def tool(name: str) -> str:
+    """A build tool, preferably from the environment that is built in."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    found = shutil.which(name, path=path)
+    if found is None:
+        sys.exit(f"dtorch_ops: {name} was not found. Install it: pip install {name}")
+    return found
 
 
 class CMakeBuild(build_ext):
@@ -33,14 +43,16 @@ class CMakeBuild(build_ext):
         options = {
             "CMAKE_BUILD_TYPE": os.environ.get("CMAKE_BUILD_TYPE", "Release"),
             "CMAKE_INSTALL_PREFIX": str(package.resolve()),
+            "CMAKE_MAKE_PROGRAM": tool("ninja"),
             "CMAKE_PREFIX_PATH": torch.utils.cmake_prefix_path,
             "Python_EXECUTABLE": sys.executable,
         }
-        configure = ["cmake", "-S", str(ROOT / "csrc"), "-B", str(build_dir), "-G", "Ninja"]
+        cmake = tool("cmake")
+        configure = [cmake, "-S", str(ROOT / "csrc"), "-B", str(build_dir), "-G", "Ninja"]
         subprocess.check_call(configure + [f"-D{name}={value}" for name, value in options.items()])
         jobs = os.environ.get("MAX_JOBS", str(os.cpu_count() or 1))
-        subprocess.check_call(["cmake", "--build", str(build_dir), "-j", jobs])
-        subprocess.check_call(["cmake", "--install", str(build_dir)])
+        subprocess.check_call([cmake, "--build", str(build_dir), "-j", jobs])
+        subprocess.check_call([cmake, "--install", str(build_dir)])
         (package / "_build_info.py").write_text(
             '"""Written by the build."""\n\n'
             f"VERSION = {VERSION!r}\n"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
 from torch import Tensor
 
@@ -13,7 +12,6 @@ from .errors import DTorchError
 __all__ = ["Future", "TensorFuture", "VoidFuture"]
 
 T = TypeVar("T")
-S = TypeVar("S")
 
 
 class Future(_C.FutureBase[T], Generic[T]):
@@ -33,9 +31,6 @@ class Future(_C.FutureBase[T], Generic[T]):
     """
 
     __slots__ = ()
-
-    def __await__(self) -> Generator[Any, None, T]:
-        return _asyncio.await_future(self)
 
     def set_result(self, result: object) -> NoReturn:
         """Refused: a future is completed by its promise or operator."""

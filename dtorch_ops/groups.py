@@ -96,9 +96,7 @@ class as_completed(Generic[T]):
         tensor([1.])
     """
 
-    def __init__(
-        self, futures: Iterable[TorchFuture[T]], timeout_ms: float | None = None
-    ) -> None:
+    def __init__(self, futures: Iterable[TorchFuture[T]], timeout_ms: float | None = None) -> None:
         self._futures = list(futures)
         self._queue = _C.CompletionQueue(self._futures, timeout_ms)
         self._watch: _Watch[T] | None = None
@@ -135,7 +133,7 @@ class _Watch(Generic[T]):
     def __init__(self, futures: list[TorchFuture[T]]) -> None:
         self.remaining = len(futures)
         self._done: asyncio.Queue[TorchFuture[T]] = asyncio.Queue()
-        self._waiters = []  # unlink when they are dropped
+        self._waiters = []  # the watching ends when they are dropped
         for future in futures:
             watched = _asyncio.watch(future)
             if watched is None:

@@ -1,13 +1,14 @@
 #include "python/errors.h"
 
+#include "dtorch/base/error.h"
+
+#include "python/gil.h"
+
 #include <torch/csrc/Exceptions.h>
 
 #include <memory>
 #include <string>
 #include <utility>
-
-#include "dtorch/base/error.h"
-#include "python/gil.h"
 
 namespace py = pybind11;
 
@@ -118,9 +119,12 @@ void BindErrors(py::module_& m) {
       [](py::object dtorch_error, py::object broken_promise, py::object already_satisfied,
          py::object already_retrieved, py::object cancelled, py::object preserve,
          py::object revive) {
-        registered = {dtorch_error.release().ptr(),      broken_promise.release().ptr(),
-                      already_satisfied.release().ptr(), already_retrieved.release().ptr(),
-                      cancelled.release().ptr(),         preserve.release().ptr(),
+        registered = {dtorch_error.release().ptr(),
+                      broken_promise.release().ptr(),
+                      already_satisfied.release().ptr(),
+                      already_retrieved.release().ptr(),
+                      cancelled.release().ptr(),
+                      preserve.release().ptr(),
                       revive.release().ptr()};
       },
       py::kw_only(), py::arg("dtorch_error"), py::arg("broken_promise"),

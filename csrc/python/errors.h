@@ -1,8 +1,8 @@
 #pragma once
 
-#include <Python.h>
 #include <pybind11/pybind11.h>
 
+#include <Python.h>
 #include <exception>
 
 namespace dtorch::python {

@@ -1,5 +1,19 @@
 #include "python/future.h"
 
+#include "dtorch/base/error.h"
+#include "dtorch/base/host.h"
+#include "dtorch/future/collect.h"
+#include "dtorch/future/complete.h"
+#include "dtorch/future/completion_queue.h"
+#include "dtorch/future/outcome.h"
+#include "dtorch/future/wait.h"
+#include "dtorch/ops/tracing.h"
+
+#include "python/awaiting.h"
+#include "python/errors.h"
+#include "python/gil.h"
+#include "python/native_type.h"
+
 #include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/Device.h>
@@ -11,19 +25,6 @@
 #include <limits>
 #include <utility>
 
-#include "dtorch/base/error.h"
-#include "dtorch/base/host.h"
-#include "dtorch/future/collect.h"
-#include "dtorch/future/complete.h"
-#include "dtorch/future/completion_queue.h"
-#include "dtorch/future/outcome.h"
-#include "dtorch/future/wait.h"
-#include "dtorch/ops/tracing.h"
-#include "python/await_queue.h"
-#include "python/errors.h"
-#include "python/gil.h"
-#include "python/native_type.h"
-
 namespace dtorch::python {
 namespace {
 
@@ -32,10 +33,13 @@ using Wrapper = torch::jit::PythonFutureWrapper;  // what torch._C.Future holds
 
 // What a handle of ours holds: torch's wrapper, and whether get() has taken the result.
 struct Handle final : Wrapper {
-  using Wrapper::Wrapper;
+  explicit Handle(FuturePtr future, std::optional<Wrapper::UnwrapFunc> unwrap = std::nullopt,
+                  PyObject* members = nullptr)
+      : Wrapper(std::move(future), std::move(unwrap)), members(members) {}
+
   std::atomic<bool> consumed{false};
-  // A collected future gives back the very objects that were collected.
-  std::shared_ptr<SharedRef> members;
+  // A collected future gives back the very objects that were collected: a list of them, or none.
+  const SharedRef members;
 };
 
 // What Python registers, and torch's class. Leaked on purpose.
@@ -47,17 +51,12 @@ PyObject* get_tensor_async = nullptr;  // the OpOverload
 
 py::object WrapHandle(PyTypeObject* type, const std::shared_ptr<Handle>& handle) {
   auto self = py::reinterpret_steal<py::object>(py::detail::make_new_instance(type));
-  auto* instance = reinterpret_cast<py::detail::instance*>(self.ptr());
-  auto v_h = instance->get_value_and_holder();
-  v_h.value_ptr() = static_cast<Wrapper*>(handle.get());
   const std::shared_ptr<Wrapper> holder = handle;
-  wrapper_info->init_instance(instance, &holder);
+  SetNativeValue<Wrapper>(self.ptr(), wrapper_info, holder.get(), &holder);
   return self;
 }
 
-bool IsHandle(PyObject* object) {
-  return PyObject_TypeCheck(object, handle_types[0]);
-}
+bool IsHandle(PyObject* object) { return PyObject_TypeCheck(object, handle_types[0]); }
 
 Handle& HandleOf(PyObject* self) {
   auto* wrapper = NativeValue<Wrapper>(self);
@@ -74,12 +73,11 @@ Wrapper& WrapperOf(py::handle object, const char* what) {
 }
 
 // The outcome of a complete future, in every way of reading it. Needs the lock.
-py::object Read(Wrapper& wrapper, const std::shared_ptr<SharedRef>& members) {
+py::object Read(Wrapper& wrapper, PyObject* members) {
   c10::IValue value = ValueOf(wrapper.fut);
   TraceWait(wrapper.fut, value);
   if (members) {
-    return py::reinterpret_steal<py::object>(
-        PyList_GetSlice(members->get(), 0, PyList_GET_SIZE(members->get())));
+    return py::reinterpret_steal<py::object>(PyList_GetSlice(members, 0, PyList_GET_SIZE(members)));
   }
   py::object object = value.isTensor()
                           ? py::reinterpret_steal<py::object>(THPVariable_Wrap(value.toTensor()))
@@ -89,13 +87,7 @@ py::object Read(Wrapper& wrapper, const std::shared_ptr<SharedRef>& members) {
   return object;
 }
 
-py::object Read(Handle& handle) { return Read(handle, handle.members); }
-
-py::object ReadAny(py::handle object) {
-  Wrapper& wrapper = WrapperOf(object, "future");
-  if (IsHandle(object.ptr())) return Read(static_cast<Handle&>(wrapper));
-  return Read(wrapper, nullptr);
-}
+py::object Read(Handle& handle) { return Read(handle, handle.members.get()); }
 
 [[noreturn]] void ThrowAlreadyRetrieved() { throw FutureAlreadyRetrievedError(kAlreadyRetrieved); }
 
@@ -109,16 +101,16 @@ class Callback {
         self_(py::weakref(py::handle(self)).ptr()),
         type_(reinterpret_cast<PyObject*>(Py_TYPE(self))),
         unwrap_func_(handle.unwrap_func),
-        members_(handle.members) {}
+        members_(handle.members.get()) {}
 
   // Calls it with the handle it was added to, or with another one on the same future if that is
   // gone. (Holding the handle would keep a future alive that nobody completes.)
   py::object operator()(c10::ivalue::Future& future) const {
     auto self = py::reinterpret_borrow<py::object>(PyWeakref_GetObject(self_.get()));
     if (self.is_none()) {
-      auto handle = std::make_shared<Handle>(FuturePtr::reclaim_copy(&future), unwrap_func_);
-      handle->members = members_;
-      self = WrapHandle(reinterpret_cast<PyTypeObject*>(type_.get()), handle);
+      self = WrapHandle(
+          reinterpret_cast<PyTypeObject*>(type_.get()),
+          std::make_shared<Handle>(FuturePtr::reclaim_copy(&future), unwrap_func_, members_.get()));
     }
     return py::reinterpret_steal<py::object>(PyObject_CallOneArg(function_.get(), self.ptr()));
   }
@@ -130,7 +122,7 @@ class Callback {
   const SharedRef self_;
   const SharedRef type_;
   const std::optional<Wrapper::UnwrapFunc> unwrap_func_;
-  const std::shared_ptr<SharedRef> members_;
+  const SharedRef members_;
 };
 
 std::shared_ptr<Callback> MakeCallback(PyObject* self, PyObject* function) {
@@ -149,14 +141,12 @@ std::exception_ptr TakePythonError() {
 PyObject* Init(PyObject* self, PyObject* source) {
   return Guarded([&] {
     Wrapper& wrapper = WrapperOf(source, "future");
-    auto* instance = reinterpret_cast<py::detail::instance*>(self);
-    auto v_h = instance->get_value_and_holder();
-    if (v_h.value_ptr()) throw DTorchError("__init__ has been called on this future before");
-    auto handle = std::make_shared<Handle>(wrapper.fut, wrapper.unwrap_func);
-    if (IsHandle(source)) handle->members = static_cast<Handle&>(wrapper).members;
-    v_h.value_ptr() = static_cast<Wrapper*>(handle.get());
-    const std::shared_ptr<Wrapper> holder = handle;
-    wrapper_info->init_instance(instance, &holder);
+    if (NativeValue<Wrapper>(self))
+      throw DTorchError("__init__ has been called on this future before");
+    PyObject* members = IsHandle(source) ? static_cast<Handle&>(wrapper).members.get() : nullptr;
+    const std::shared_ptr<Wrapper> holder =
+        std::make_shared<Handle>(wrapper.fut, wrapper.unwrap_func, members);
+    SetNativeValue<Wrapper>(self, wrapper_info, holder.get(), &holder);
     return Py_NewRef(Py_None);
   });
 }
@@ -270,9 +260,9 @@ PyObject* AddDoneCallback(PyObject* self, PyObject* function) {
 PyObject* State(PyObject* self, PyObject*) {
   return Guarded([&] {
     Handle& handle = HandleOf(self);
-    const char* state = !handle.fut->completed()  ? "pending"
-                        : ErrorOf(handle.fut)     ? "failed"
-                                                  : "ready";
+    const char* state = !handle.fut->completed() ? "pending"
+                        : ErrorOf(handle.fut)    ? "failed"
+                                                 : "ready";
     return PyUnicode_FromString(state);
   });
 }
@@ -325,6 +315,7 @@ PyMethodDef handle_methods[] = {
      "add_done_callback($self, callback, /)\n--\n\n"
      "Call ``callback(self)`` when the future is complete, in the thread that completes it, in\n"
      "the order added; at once if it is complete. What it raises goes to sys.unraisablehook.\n"},
+    {"__await__", AwaitFuture, METH_NOARGS, "The outcome of the future, once it is complete."},
     {"_state", State, METH_NOARGS, "pending, ready or failed."},
     {nullptr, nullptr, 0, nullptr},
 };
@@ -346,10 +337,12 @@ py::object CallOverridden(PyObject* input, PyObject* device, PyObject* copy) {
 c10::IValue DeviceArgument(PyObject* device) {
   if (device == Py_None) return {};
   if (THPDevice_Check(device)) return reinterpret_cast<THPDevice*>(device)->device;
-  const bool convertible = PyUnicode_Check(device) || (PyLong_Check(device) && !PyBool_Check(device));
+  const bool convertible =
+      PyUnicode_Check(device) || (PyLong_Check(device) && !PyBool_Check(device));
   TORCH_CHECK_TYPE(convertible, "device: expected a torch.device, a string or an index, got ",
                    Py_TYPE(device)->tp_name);
-  static PyObject* make_device = py::object(py::module_::import("torch").attr("device")).release().ptr();
+  static PyObject* make_device =
+      py::object(py::module_::import("torch").attr("device")).release().ptr();
   auto made = py::reinterpret_steal<py::object>(PyObject_CallOneArg(make_device, device));
   if (!made) throw py::error_already_set();
   return reinterpret_cast<THPDevice*>(made.ptr())->device;
@@ -397,9 +390,9 @@ py::list ListOf(py::handle sequence) {
 py::object PyCollectAll(py::object futures) {
   const py::list list = ListOf(futures);
   const auto members = FuturesFromSequence(list, "futures");
-  auto handle = std::make_shared<Handle>(CollectAll(members, ElementType(members)));
-  handle->members = std::make_shared<SharedRef>(list.ptr());
-  return WrapHandle(handle_types[static_cast<int>(HandleKind::kFuture)], handle);
+  return WrapHandle(handle_types[static_cast<int>(HandleKind::kFuture)],
+                    std::make_shared<Handle>(CollectAll(members, ElementType(members)),
+                                             std::nullopt, list.ptr()));
 }
 
 py::object PyCollectAny(py::object futures) {
@@ -423,7 +416,7 @@ py::list PyWaitAll(py::object futures, py::object timeout_ms) {
   const py::list list = ListOf(futures);
   WaitForAll(FuturesFromSequence(list, "futures"), deadline);
   py::list values;
-  for (py::handle item : list) values.append(ReadAny(item));
+  for (py::handle item : list) values.append(ReadComplete(item));
   return values;
 }
 
@@ -457,6 +450,12 @@ class TimedCompletionQueue {
 py::object NewHandle(HandleKind kind, FuturePtr future) {
   return WrapHandle(handle_types[static_cast<int>(kind)],
                     std::make_shared<Handle>(std::move(future)));
+}
+
+py::object ReadComplete(py::handle object) {
+  Wrapper& wrapper = WrapperOf(object, "future");
+  if (IsHandle(object.ptr())) return Read(static_cast<Handle&>(wrapper));
+  return Read(wrapper, nullptr);
 }
 
 FuturePtr FutureFromObject(py::handle object, const char* what) {
@@ -497,14 +496,15 @@ void BindFuture(py::module_& m) {
   wrapper_info = py::detail::get_type_info(wrapper_type);
   const py::object handle_base =
       MakeNativeType("FutureBase", base, handle_methods, "What the future classes share.");
-  handle_base.attr("__class_getitem__") = py::module_::import("builtins").attr("classmethod")(
-      py::module_::import("types").attr("GenericAlias"));
+  handle_base.attr("__class_getitem__") =
+      py::module_::import("builtins")
+          .attr("classmethod")(py::module_::import("types").attr("GenericAlias"));
   m.attr("FutureBase") = handle_base;
 
   m.def(
       "register_futures",
-      [](py::type future, py::type tensor_future, py::type void_future,
-         py::function hook, py::object op) {
+      [](py::type future, py::type tensor_future, py::type void_future, py::function hook,
+         py::object op) {
         const py::handle types[] = {future, tensor_future, void_future};
         for (int i = 0; i < 3; ++i) {
           handle_types[i] = reinterpret_cast<PyTypeObject*>(types[i].inc_ref().ptr());
@@ -526,18 +526,6 @@ void BindFuture(py::module_& m) {
       .def(py::init<py::object, py::object>())
       .def("pop", &TimedCompletionQueue::Pop)
       .def("seconds_left", &TimedCompletionQueue::SecondsLeft);
-
-  py::class_<AwaitQueue, std::shared_ptr<AwaitQueue>>(m, "AwaitQueue")
-      .def(py::init<py::object, py::object>())
-      .def("take", &AwaitQueue::Take);
-  py::class_<AwaitWaiter>(m, "AwaitWaiter")
-      .def(py::init<std::shared_ptr<AwaitQueue>, py::object>())
-      .def("link",
-           [](AwaitWaiter& waiter, py::object future) {
-             const FuturePtr torch_future = FutureFromObject(future, "future");
-             return !torch_future->completed() && WaiterList::Of(torch_future)->Add(waiter);
-           })
-      .def("unlink", &AwaitWaiter::Unlink);
 }
 
 }  // namespace dtorch::python

@@ -1,11 +1,11 @@
 #pragma once
 
+#include "dtorch/base/deadline.h"
+#include "dtorch/future/waiter_list.h"
+
 #include <pybind11/pybind11.h>
 
 #include <vector>
-
-#include "dtorch/future/waiter_list.h"
-#include "dtorch/base/deadline.h"
 
 namespace dtorch::python {
 
@@ -18,6 +18,9 @@ FuturePtr FutureFromObject(pybind11::handle object, const char* what);
 
 /// The same for a sequence of them.
 std::vector<FuturePtr> FuturesFromSequence(pybind11::handle sequence, const char* what);
+
+/// The outcome of a complete torch future: what every way of reading it in Python gives.
+pybind11::object ReadComplete(pybind11::handle future);
 
 /// None, or a number of milliseconds. TypeError / ValueError otherwise.
 Deadline DeadlineFromObject(PyObject* timeout_ms);

@@ -55,8 +55,8 @@ inline void RetakeGil(void* state) {
 class SharedRef {
  public:
   SharedRef() = default;
-  /// Needs the lock. Takes a reference of its own.
-  explicit SharedRef(PyObject* object) : object_(Py_NewRef(object)) {}
+  /// Needs the lock. Takes a reference of its own; nullptr is none.
+  explicit SharedRef(PyObject* object) : object_(Py_XNewRef(object)) {}
   SharedRef(SharedRef&& other) noexcept : object_(other.object_) { other.object_ = nullptr; }
   SharedRef& operator=(SharedRef&&) = delete;
   SharedRef(const SharedRef&) = delete;
@@ -67,6 +67,7 @@ class SharedRef {
     if (gil) Py_DECREF(object_);
   }
   PyObject* get() const { return object_; }
+  explicit operator bool() const { return object_ != nullptr; }
 
  private:
   PyObject* object_ = nullptr;

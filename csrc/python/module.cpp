@@ -1,18 +1,20 @@
 // The Python face of libdtorch_ops.so: what must touch a PyObject, and nothing else. Everything
 // here may use the layers under csrc/dtorch; none of them knows this.
 
-#include <pybind11/pybind11.h>
-#include <torch/csrc/autograd/python_variable.h>
-
-#include <string>
-
 #include "dtorch/base/host.h"
 #include "dtorch/future/outcome.h"
 #include "dtorch/ops/subclass.h"
+
+#include "python/awaiting.h"
 #include "python/errors.h"
 #include "python/future.h"
 #include "python/gil.h"
 #include "python/promise.h"
+
+#include <pybind11/pybind11.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <string>
 
 namespace dtorch::python {
 namespace {
@@ -24,7 +26,9 @@ void CheckInterrupt() {
   if (gil && PyErr_CheckSignals() != 0) throw py::error_already_set();
 }
 
-std::exception_ptr ErrorInValue(const c10::IValue& value) { return ErrorInObject(value.toPyObject()); }
+std::exception_ptr ErrorInValue(const c10::IValue& value) {
+  return ErrorInObject(value.toPyObject());
+}
 
 // The one subclass whose values are spread over processes, so that "the value" has no one meaning.
 std::string CheckSubclass(const at::Tensor& tensor) {
@@ -53,4 +57,5 @@ PYBIND11_MODULE(_C, m) {
   BindErrors(m);
   BindFuture(m);
   BindPromise(m);
+  BindAwaiting(m);
 }

@@ -1,7 +1,8 @@
 #pragma once
 
-#include <Python.h>
 #include <pybind11/pybind11.h>
+
+#include <Python.h>
 
 namespace dtorch::python {
 
@@ -17,8 +18,7 @@ inline pybind11::object MakeNativeType(const char* name, pybind11::handle base,
   members["__slots__"] = py::tuple();
   py::object type = py::type::of(base)(name, py::make_tuple(base), members);
   for (PyMethodDef* method = methods; method->ml_name; ++method) {
-    PyObject* descriptor =
-        PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(type.ptr()), method);
+    PyObject* descriptor = PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(type.ptr()), method);
     if (!descriptor) throw py::error_already_set();
     type.attr(method->ml_name) = py::reinterpret_steal<py::object>(descriptor);
   }
@@ -31,6 +31,21 @@ template <typename T>
 T* NativeValue(PyObject* self) {
   auto* instance = reinterpret_cast<pybind11::detail::instance*>(self);
   return instance->get_value_and_holder().value_ptr<T>();
+}
+
+/// Gives a new instance of a class bound by torch the C++ object that it is to own. It is not
+/// entered into pybind's table of instances, which only serves to find the Python object of a C++
+/// one again: ours are never looked for, and an entry would cost 48 bytes each.
+template <typename T>
+void SetNativeValue(PyObject* self, pybind11::detail::type_info* info, T* value,
+                    const void* holder = nullptr) {
+  auto* instance = reinterpret_cast<pybind11::detail::instance*>(self);
+  auto v_h = instance->get_value_and_holder(info);
+  v_h.value_ptr() = value;
+  info->init_instance(instance, holder);
+  if (pybind11::detail::deregister_instance(instance, value, info)) {
+    v_h.set_instance_registered(false);
+  }
 }
 
 }  // namespace dtorch::python

@@ -1,5 +1,12 @@
 #include "python/promise.h"
 
+#include "dtorch/base/error.h"
+#include "dtorch/promise/promise_state.h"
+
+#include "python/errors.h"
+#include "python/future.h"
+#include "python/native_type.h"
+
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/api/object.h>
 
@@ -7,18 +14,12 @@
 #include <string_view>
 #include <utility>
 
-#include "dtorch/base/error.h"
-#include "dtorch/promise/promise_state.h"
-#include "python/errors.h"
-#include "python/future.h"
-#include "python/native_type.h"
-
 namespace dtorch::python {
 namespace {
 
 namespace py = pybind11;
 using Object = torch::jit::Object;  // what torch._C.ScriptObject holds
-const py::detail::type_info* object_info = nullptr;
+py::detail::type_info* object_info = nullptr;
 
 template <typename State>
 struct PromiseMethods {
@@ -52,12 +53,11 @@ struct PromiseMethods {
     }
     return Guarded([&] {
       if (mode) CheckMode(mode);
-      auto* instance = reinterpret_cast<py::detail::instance*>(self);
-      auto v_h = instance->get_value_and_holder();
-      if (v_h.value_ptr()) throw DTorchError("__init__ has been called on this promise before");
+      if (NativeValue<Object>(self)) {
+        throw DTorchError("__init__ has been called on this promise before");
+      }
       c10::IValue promise(c10::make_intrusive<State>());
-      v_h.value_ptr() = new Object(std::move(promise).toObject());
-      object_info->init_instance(instance, nullptr);
+      SetNativeValue(self, object_info, new Object(std::move(promise).toObject()));
       return Py_NewRef(Py_None);
     });
   }
@@ -110,9 +110,7 @@ PyObject* GetTensorFuture(PyObject* self, PyObject*) {
 
 PyObject* GetVoidFuture(PyObject* self, PyObject*) {
   return Guarded([&] {
-    return NewHandle(HandleKind::kVoidFuture, VoidMethods::StateOf(self).future())
-        .release()
-        .ptr();
+    return NewHandle(HandleKind::kVoidFuture, VoidMethods::StateOf(self).future()).release().ptr();
   });
 }
 

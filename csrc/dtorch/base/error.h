@@ -1,9 +1,9 @@
 #pragma once
 
+#include "dtorch/base/api.h"
+
 #include <stdexcept>
 #include <string>
-
-#include "dtorch/base/api.h"
 
 // The errors that the plugin itself raises. Each has a Python class of the same name; wrong
 // arguments are c10::TypeError / c10::ValueError instead, as everywhere in PyTorch.

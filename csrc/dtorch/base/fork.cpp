@@ -1,15 +1,14 @@
 #include "dtorch/base/fork.h"
 
-#include <pthread.h>
-
 #include <atomic>
+#include <pthread.h>
 #include <vector>
 
 namespace dtorch {
 namespace {
 
 struct ForkState {
-  std::atomic<uint64_t> generation{0};
+  std::atomic<uint32_t> generation{0};
   std::mutex mutex;  // guards `held`
   std::vector<std::mutex*> held;
 };
@@ -39,7 +38,7 @@ ForkState& State() {
 
 }  // namespace
 
-uint64_t ForkGeneration() { return State().generation.load(std::memory_order_relaxed); }
+uint32_t ForkGeneration() { return State().generation.load(std::memory_order_relaxed); }
 
 void HoldAcrossFork(std::mutex& mutex) {
   std::lock_guard<std::mutex> lock(State().mutex);

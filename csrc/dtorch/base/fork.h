@@ -1,16 +1,16 @@
 #pragma once
 
+#include "dtorch/base/api.h"
+
 #include <cstdint>
 #include <mutex>
-
-#include "dtorch/base/api.h"
 
 namespace dtorch {
 
 /// How many forks lie between the process that loaded the library and this one. State that was
 /// made under another generation was inherited: its threads are not here, its locks may be held
 /// for ever by one of them.
-DTORCH_API uint64_t ForkGeneration();
+DTORCH_API uint32_t ForkGeneration();
 
 /// Keeps `mutex` usable in a forked child: it is taken around every fork, so that no thread that
 /// the child lacks can be holding it. For the few locks of global tables. `mutex` must live for

@@ -25,10 +25,9 @@ std::string KnownDevices() {
 
 void CheckDevice(c10::Device device, const char* op) {
   if (device.is_cpu() || device.is_meta()) return;
-  const bool known =
-      c10::impl::hasDeviceGuardImpl(device.type()) &&
-      (!device.has_index() ||
-       device.index() < c10::impl::getDeviceGuardImpl(device.type())->deviceCount());
+  const bool known = c10::impl::hasDeviceGuardImpl(device.type()) &&
+                     (!device.has_index() ||
+                      device.index() < c10::impl::getDeviceGuardImpl(device.type())->deviceCount());
   TORCH_CHECK_VALUE(known, op, ": expected a device that this build of torch knows (",
                     KnownDevices(), "), got ", device);
   TORCH_CHECK_NOT_IMPLEMENTED(false, op, ": expected a device whose operators have finished when ",

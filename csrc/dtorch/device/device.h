@@ -1,11 +1,11 @@
 #pragma once
 
+#include "dtorch/base/api.h"
+
 #include <c10/core/Device.h>
 
 #include <optional>
 #include <vector>
-
-#include "dtorch/base/api.h"
 
 // When is a value on a device really there? This is the one place that knows.
 namespace dtorch {

@@ -1,14 +1,14 @@
 #include "dtorch/future/collect.h"
 
+#include "dtorch/future/complete.h"
+#include "dtorch/future/outcome.h"
+
 #include <ATen/core/jit_type.h>
 #include <c10/util/Exception.h>
 
 #include <atomic>
 #include <deque>
 #include <utility>
-
-#include "dtorch/future/complete.h"
-#include "dtorch/future/outcome.h"
 
 namespace dtorch {
 namespace {
@@ -36,9 +36,7 @@ class Collector : public std::enable_shared_from_this<Collector> {
     for (Member& member : members_) {
       if (settled_) break;
       const FuturePtr future = member.pending.lock();
-      const bool linked =
-          future && !future->completed() && WaiterList::Of(future)->Add(member, shared_from_this());
-      if (!linked) member.Wake();
+      if (!future || !member.LinkTo(future, shared_from_this())) member.Wake();
     }
     // Members that were linked after, or while, another thread settled the result.
     started_ = true;

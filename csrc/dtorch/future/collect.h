@@ -1,9 +1,9 @@
 #pragma once
 
-#include <vector>
-
 #include "dtorch/base/api.h"
 #include "dtorch/future/waiter_list.h"
+
+#include <vector>
 
 namespace dtorch {
 

@@ -1,8 +1,8 @@
 #include "dtorch/future/complete.h"
 
-#include <utility>
-
 #include "dtorch/base/host.h"
+
+#include <utility>
 
 namespace dtorch {
 

@@ -1,11 +1,11 @@
 #pragma once
 
+#include "dtorch/base/api.h"
+#include "dtorch/future/waiter_list.h"
+
 #include <ATen/core/ivalue.h>
 
 #include <exception>
-
-#include "dtorch/base/api.h"
-#include "dtorch/future/waiter_list.h"
 
 // How everything of ours completes a future. Completing runs the callbacks of the future in this
 // thread, so the host's lock is dropped meanwhile. The caller holds no lock.

@@ -1,8 +1,8 @@
 #include "dtorch/future/completion_queue.h"
 
-#include <utility>
-
 #include "dtorch/base/host.h"
+
+#include <utility>
 
 namespace dtorch {
 
@@ -16,15 +16,12 @@ std::shared_ptr<Waker> CompletionQueue::Node::Notify() noexcept {
 CompletionQueue::CompletionQueue(std::vector<FuturePtr> futures)
     : futures_(std::move(futures)), remaining_(futures_.size()) {
   for (size_t i = 0; i < futures_.size(); ++i) {
-    bool linked = false;
-    if (!futures_[i]->completed()) {
-      auto node = std::make_unique<Node>();
-      node->queue = this;
-      node->index = i;
-      linked = WaiterList::Of(futures_[i])->Add(*node);
-      if (linked) nodes_.push_back(std::move(node));
-    }
-    if (!linked) {
+    auto node = std::make_unique<Node>();
+    node->queue = this;
+    node->index = i;
+    if (!futures_[i]->completed() && node->LinkTo(futures_[i])) {
+      nodes_.push_back(std::move(node));
+    } else {
       std::lock_guard<std::mutex> lock(mutex_);
       ready_.push_back(i);
     }

@@ -1,15 +1,15 @@
 #pragma once
 
+#include "dtorch/base/api.h"
+#include "dtorch/base/deadline.h"
+#include "dtorch/future/sleeper.h"
+#include "dtorch/future/waiter_list.h"
+
 #include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <vector>
-
-#include "dtorch/base/api.h"
-#include "dtorch/base/deadline.h"
-#include "dtorch/future/sleeper.h"
-#include "dtorch/future/waiter_list.h"
 
 namespace dtorch {
 
@@ -44,7 +44,7 @@ class DTORCH_API CompletionQueue {
   std::vector<FuturePtr> futures_;  // kept alive, so that their lists are
   size_t remaining_;
   Sleeper sleeper_;
-  std::mutex mutex_;  // taken inside a WaiterList's lock, takes none itself
+  std::mutex mutex_;  // taken inside the lock of Waiter::Notify, takes none itself
   std::deque<size_t> ready_;
   std::vector<std::unique_ptr<Node>> nodes_;  // last: they write to the members above until gone
 };

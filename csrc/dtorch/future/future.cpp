@@ -1,11 +1,11 @@
 #include "dtorch/future/future.h"
 
-#include <ATen/core/jit_type.h>
-
 #include "dtorch/base/error.h"
 #include "dtorch/future/collect.h"
 #include "dtorch/future/outcome.h"
 #include "dtorch/future/wait.h"
+
+#include <ATen/core/jit_type.h>
 
 namespace dtorch {
 

@@ -1,12 +1,12 @@
 #pragma once
 
+#include "dtorch/base/api.h"
+#include "dtorch/future/waiter_list.h"
+
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <vector>
-
-#include "dtorch/base/api.h"
-#include "dtorch/future/waiter_list.h"
 
 namespace dtorch {
 

@@ -1,11 +1,11 @@
 #pragma once
 
+#include "dtorch/base/api.h"
+#include "dtorch/future/waiter_list.h"
+
 #include <ATen/core/ivalue.h>
 
 #include <exception>
-
-#include "dtorch/base/api.h"
-#include "dtorch/future/waiter_list.h"
 
 // What a completed future has to tell. Everything of ours that reads a future reads it here, so
 // that all ways of reading agree.

@@ -1,9 +1,9 @@
 #include "dtorch/future/sleeper.h"
 
-#include <unistd.h>
-
 #include "dtorch/base/host.h"
 #include "dtorch/sys/futex.h"
+
+#include <unistd.h>
 
 namespace dtorch {
 namespace {
@@ -12,9 +12,7 @@ namespace {
 // that handles signals looks again after this time. Two looks a second cost nothing measurable.
 constexpr int64_t kLookForSignalsMs = 500;
 
-bool HandlesSignals() {
-  return GetHost().check_interrupt != nullptr && getpid() == gettid();
-}
+bool HandlesSignals() { return GetHost().check_interrupt != nullptr && getpid() == gettid(); }
 
 }  // namespace
 

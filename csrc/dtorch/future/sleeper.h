@@ -1,10 +1,10 @@
 #pragma once
 
-#include <atomic>
-#include <cstdint>
-
 #include "dtorch/base/api.h"
 #include "dtorch/base/deadline.h"
+
+#include <atomic>
+#include <cstdint>
 
 namespace dtorch {
 

@@ -1,15 +1,15 @@
 #include "dtorch/future/wait.h"
 
-#include <c10/util/Exception.h>
-
-#include <optional>
-#include <string>
-
 #include "dtorch/base/error.h"
 #include "dtorch/base/host.h"
 #include "dtorch/future/completion_queue.h"
 #include "dtorch/future/outcome.h"
 #include "dtorch/future/sleeper.h"
+
+#include <c10/util/Exception.h>
+
+#include <optional>
+#include <string>
 
 namespace dtorch {
 namespace {
@@ -28,7 +28,8 @@ class ThreadWaiter final : public Waiter {
 }  // namespace
 
 std::string TimeoutMessage(size_t pending, size_t total) {
-  if (total == 1) return "the future did not complete within the time limit; it can be waited for again";
+  if (total == 1)
+    return "the future did not complete within the time limit; it can be waited for again";
   return std::to_string(pending) + " of " + std::to_string(total) +
          " futures did not complete within the time limit; they can be waited for again";
 }
@@ -44,7 +45,7 @@ bool WaitUntil(const FuturePtr& future, Deadline deadline) {
   if (deadline.HasPassed()) return false;
   HostUnlocked unlocked;
   ThreadWaiter waiter;
-  if (!WaiterList::Of(future)->Add(waiter)) return true;
+  if (!waiter.LinkTo(future)) return true;
   try {
     if (waiter.sleeper.Sleep(deadline)) return true;
   } catch (...) {

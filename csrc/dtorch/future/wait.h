@@ -1,11 +1,11 @@
 #pragma once
 
-#include <string>
-#include <vector>
-
 #include "dtorch/base/api.h"
 #include "dtorch/base/deadline.h"
 #include "dtorch/future/waiter_list.h"
+
+#include <string>
+#include <vector>
 
 namespace dtorch {
 

@@ -1,130 +1,220 @@
 #include "dtorch/future/waiter_list.h"
 
-#include <array>
-#include <functional>
-#include <unordered_map>
-#include <utility>
-#include <vector>
-
 #include "dtorch/base/error.h"
 #include "dtorch/base/fork.h"
+
+#include <array>
+#include <utility>
+#include <vector>
 
 namespace dtorch {
 namespace {
 
-// Where the list of a pending future is found. Sharded, so that unrelated futures rarely meet.
-struct Shard {
-  std::mutex mutex;
-  std::unordered_map<const c10::ivalue::Future*, std::weak_ptr<WaiterList>> lists;
+using Key = const c10::ivalue::Future*;
+
+// Future -> entry: a hash table whose chains run through the entries, since nodes of its own would
+// cost more than all else that is kept for a pending future.
+class Table {
+ public:
+  class Entry {
+   public:
+    explicit Entry(Key key) : key_(key) {}
+    Key key() const { return key_; }
+    bool in_table() const { return in_table_; }
+
+   private:
+    friend class Table;
+    Entry* next_ = nullptr;
+    const Key key_;
+    bool in_table_ = false;
+  };
+
+  Entry* Find(Key key) const {
+    Entry* entry = buckets_[BucketOf(key)];
+    while (entry && entry->key_ != key) entry = entry->next_;
+    return entry;
+  }
+
+  // In front of an older one with the same key.
+  void Insert(Entry& entry) {
+    if (size_ >= buckets_.size()) Grow();
+    Link(entry);
+    entry.in_table_ = true;
+    ++size_;
+  }
+
+  void Erase(Entry& entry) {
+    if (!std::exchange(entry.in_table_, false)) return;
+    Entry** link = &buckets_[BucketOf(entry.key_)];
+    while (*link != &entry) link = &(*link)->next_;
+    *link = entry.next_;
+    --size_;
+  }
+
+ private:
+  size_t BucketOf(Key key) const {
+    return reinterpret_cast<uintptr_t>(key) * 0x9E3779B97F4A7C15u >> (64 - bits_);
+  }
+
+  void Link(Entry& entry) {
+    Entry*& first = buckets_[BucketOf(entry.key_)];
+    entry.next_ = std::exchange(first, &entry);
+  }
+
+  void Grow() {
+    const std::vector<Entry*> old =
+        std::exchange(buckets_, std::vector<Entry*>(size_t{2} << bits_));
+    ++bits_;
+    for (Entry* entry : old) {
+      while (entry) Link(*std::exchange(entry, entry->next_));
+    }
+  }
+
+  int bits_ = 4;
+  std::vector<Entry*> buckets_ = std::vector<Entry*>(size_t{1} << bits_);
+  size_t size_ = 0;
 };
 
-Shard& ShardOf(const c10::ivalue::Future* future) {
-  static constexpr size_t kShards = 16;
+// A table, and the lock of every list in it. One lock for many lists keeps a list small; there are
+// enough shards for unrelated futures to meet rarely.
+struct Shard {
+  std::mutex mutex;
+  Table lists;
+};
+
+Shard& ShardOf(Key future) {
+  static constexpr size_t kShards = 64;
   // Leaked on purpose: futures may complete while static destructors run.
   static auto* shards = [] {
     auto* made = new std::array<Shard, kShards>;
     for (Shard& shard : *made) HoldAcrossFork(shard.mutex);
     return made;
   }();
-  return (*shards)[(reinterpret_cast<uintptr_t>(future) >> 6) % kShards];
+  const auto address = reinterpret_cast<uintptr_t>(future);
+  return (*shards)[(address >> 6 ^ address >> 12) % kShards];
 }
 
 }  // namespace
+
+// The waiters of one pending future, in the order of arrival.
+//
+// Owned by the callback that is hung on the future: it goes when that has completed or was
+// dropped. In the table until then. Everything mutable is guarded by the shard's lock.
+class WaiterList final : public c10::intrusive_ptr_target, public Table::Entry {
+ public:
+  WaiterList(Key key, bool promised)
+      : Entry(key), promised_(promised), fork_generation_(ForkGeneration()) {}
+
+  ~WaiterList() override {
+    if (!in_table()) return;
+    // The future was dropped without having completed.
+    std::vector<std::shared_ptr<void>> keep;  // dropped behind the lock
+    Shard& shard = ShardOf(key());
+    std::lock_guard<std::mutex> lock(shard.mutex);
+    shard.lists.Erase(*this);
+    while (Waiter* w = PopFront()) {
+      if (w->keep_alive_) keep.push_back(std::move(w->keep_alive_));
+    }
+  }
+
+  static bool Link(const FuturePtr& future, Waiter* waiter, std::shared_ptr<void> keep_alive,
+                   bool promised) {
+    c10::intrusive_ptr<WaiterList> made;
+    {
+      Shard& shard = ShardOf(future.get());
+      std::lock_guard<std::mutex> lock(shard.mutex);
+      if (future->completed()) return false;
+      auto* list = static_cast<WaiterList*>(shard.lists.Find(future.get()));
+      if (!list || list->IsInherited()) {
+        // What another generation made is left alone: its callback may never come.
+        made = c10::make_intrusive<WaiterList>(future.get(), promised);
+        list = made.get();
+        shard.lists.Insert(*list);
+      }
+      if (waiter) list->PushBack(*waiter, shard, std::move(keep_alive));
+    }
+    // Outside of the lock: it runs at once if the future has completed meanwhile.
+    if (made) {
+      future->addCallback([made](c10::ivalue::Future&) { made->Complete(); },
+                          /*uses_future=*/false);
+    }
+    return true;
+  }
+
+  void Remove(Waiter& waiter) {
+    waiter.prev_->next_ = waiter.next_;
+    waiter.next_->prev_ = waiter.prev_;
+    if (last_ == &waiter) last_ = waiter.prev_ == &waiter ? nullptr : waiter.prev_;
+    waiter.list_ = nullptr;
+  }
+
+ private:
+  bool IsInherited() const {
+    if (fork_generation_ == ForkGeneration()) return false;
+    if (!promised_) return true;
+    throw DTorchError(
+        "expected a future of this process, got one whose promise was made before the process "
+        "forked: only the parent process can complete it. Make the promise in the process that "
+        "waits for it.");
+  }
+
+  void PushBack(Waiter& waiter, Shard& shard, std::shared_ptr<void> keep_alive) {
+    waiter.lock_ = &shard.mutex;
+    waiter.list_ = this;
+    waiter.keep_alive_ = std::move(keep_alive);
+    Waiter* first = last_ ? last_->next_ : &waiter;
+    waiter.prev_ = last_ ? last_ : &waiter;
+    waiter.next_ = first;
+    waiter.prev_->next_ = &waiter;
+    first->prev_ = &waiter;
+    last_ = &waiter;
+  }
+
+  Waiter* PopFront() {
+    Waiter* waiter = last_ ? last_->next_ : nullptr;
+    if (waiter) Remove(*waiter);
+    return waiter;
+  }
+
+  void Complete() {
+    std::vector<std::shared_ptr<Waker>> wakers;
+    std::vector<std::shared_ptr<void>> keep;  // dropped behind the lock
+    {
+      Shard& shard = ShardOf(key());
+      std::lock_guard<std::mutex> lock(shard.mutex);
+      shard.lists.Erase(*this);
+      while (Waiter* w = PopFront()) {
+        if (w->keep_alive_) keep.push_back(std::move(w->keep_alive_));
+        if (auto waker = w->Notify()) wakers.push_back(std::move(waker));  // may be the end of *w
+      }
+    }
+    for (auto& waker : wakers) waker->Wake();
+  }
+
+  const bool promised_;
+  const uint32_t fork_generation_;
+  Waiter* last_ = nullptr;  // of a ring
+};
 
 Waker::~Waker() = default;
 
 Waiter::~Waiter() = default;
 
+bool Waiter::LinkTo(const FuturePtr& future, std::shared_ptr<void> keep_alive) {
+  return WaiterList::Link(future, this, std::move(keep_alive), /*promised=*/false);
+}
+
 void Waiter::Unlink() {
-  if (auto list = list_.lock()) list->Remove(*this);
+  if (!lock_) return;          // never linked
+  std::shared_ptr<void> keep;  // dropped behind the lock: it may be the end of this waiter
+  std::lock_guard<std::mutex> lock(*lock_);
+  if (!list_) return;
+  keep = std::move(keep_alive_);
+  list_->Remove(*this);
 }
 
-WaiterList::WaiterList(const c10::ivalue::Future* future, bool promised)
-    : key_(future), fork_generation_(ForkGeneration()), promised_(promised) {}
-
-WaiterList::~WaiterList() {
-  // The future was dropped without having completed. Nobody else can see this list any more.
-  while (Waiter* w = head_) {
-    head_ = w->next_;
-    w->linked_ = false;
-    std::shared_ptr<void> keep = std::move(w->keep_alive_);  // may end *w here
-  }
-  Shard& shard = ShardOf(key_);
-  std::lock_guard<std::mutex> lock(shard.mutex);
-  auto it = shard.lists.find(key_);
-  // Another future may live at the same address by now, with a list of its own.
-  if (it != shard.lists.end() && it->second.expired()) shard.lists.erase(it);
-}
-
-std::shared_ptr<WaiterList> WaiterList::FindOrMake(const FuturePtr& future, bool promised) {
-  std::shared_ptr<WaiterList> list;
-  {
-    Shard& shard = ShardOf(future.get());
-    std::lock_guard<std::mutex> lock(shard.mutex);
-    std::weak_ptr<WaiterList>& entry = shard.lists[future.get()];
-    list = entry.lock();
-    if (list && list->fork_generation_ != ForkGeneration()) {
-      if (list->promised_) {
-        throw DTorchError(
-            "expected a future of this process, got one whose promise was made before the process "
-            "forked: only the parent process can complete it. Make the promise in the process "
-            "that waits for it.");
-      }
-      list = nullptr;  // its lock may be held by a thread that we do not have
-    }
-    if (list) return list;
-    list = std::make_shared<WaiterList>(future.get(), promised);
-    entry = list;
-  }
-  // Outside of the lock: runs at once if the future has completed meanwhile.
-  future->addCallback([list](c10::ivalue::Future&) { list->Complete(); }, /*uses_future=*/false);
-  return list;
-}
-
-std::shared_ptr<WaiterList> WaiterList::Of(const FuturePtr& future) {
-  return FindOrMake(future, /*promised=*/false);
-}
-
-void WaiterList::Prepare(const FuturePtr& promised) { FindOrMake(promised, /*promised=*/true); }
-
-bool WaiterList::Add(Waiter& waiter, std::shared_ptr<void> keep_alive) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (complete_) return false;
-  waiter.list_ = weak_from_this();
-  waiter.keep_alive_ = std::move(keep_alive);
-  waiter.prev_ = tail_;
-  waiter.next_ = nullptr;
-  waiter.linked_ = true;
-  (tail_ ? tail_->next_ : head_) = &waiter;
-  tail_ = &waiter;
-  return true;
-}
-
-void WaiterList::Remove(Waiter& waiter) {
-  std::shared_ptr<void> keep;  // dropped behind the lock: it may be the end of the waiter
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (!waiter.linked_) return;
-  waiter.linked_ = false;
-  keep = std::move(waiter.keep_alive_);
-  (waiter.prev_ ? waiter.prev_->next_ : head_) = waiter.next_;
-  (waiter.next_ ? waiter.next_->prev_ : tail_) = waiter.prev_;
-}
-
-void WaiterList::Complete() {
-  std::vector<std::shared_ptr<Waker>> wakers;
-  std::vector<std::shared_ptr<void>> keep;  // dropped behind the lock
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    complete_ = true;
-    while (Waiter* w = head_) {
-      head_ = w->next_;
-      w->linked_ = false;
-      if (w->keep_alive_) keep.push_back(std::move(w->keep_alive_));
-      if (auto waker = w->Notify()) wakers.push_back(std::move(waker));  // may be the end of *w
-    }
-    tail_ = nullptr;
-  }
-  for (auto& waker : wakers) waker->Wake();
+void PrepareForWaiters(const FuturePtr& promised) {
+  WaiterList::Link(promised, nullptr, nullptr, /*promised=*/true);
 }
 
 }  // namespace dtorch

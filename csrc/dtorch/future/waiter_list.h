@@ -1,12 +1,12 @@
 #pragma once
 
+#include "dtorch/base/api.h"
+
 #include <ATen/core/ivalue.h>
 
 #include <cstdint>
 #include <memory>
 #include <mutex>
-
-#include "dtorch/base/api.h"
 
 namespace dtorch {
 
@@ -22,11 +22,15 @@ class DTORCH_API Waker {
   virtual void Wake() = 0;
 };
 
-/// One party that waits for one future: a blocked thread, a coroutine, a group. It is linked into
-/// the future's WaiterList while it waits and unlinks without a trace when it stops waiting.
+/// One party that waits for one future: a blocked thread, a coroutine, a group. It is linked to
+/// the future while it waits, and unlinks without a trace when it stops waiting.
+///
+/// A callback of ivalue::Future can never be taken back, so that every timed-out wait and every
+/// cancelled await would leave one behind. Hence one callback is hung on a future, by its first
+/// waiter; it notifies a list, from which waiters come and go.
 ///
 /// States: idle -> linked -> notified | unlinked (idle again).
-/// The owner keeps it alive until it is notified or Unlink() has returned.
+/// The owner keeps it alive until it is notified or Unlink() has returned. Thread-safe.
 class DTORCH_API Waiter {
  public:
   Waiter() = default;
@@ -34,66 +38,35 @@ class DTORCH_API Waiter {
   Waiter(const Waiter&) = delete;
   Waiter& operator=(const Waiter&) = delete;
 
+  /// Links this idle waiter to `future`. False if that is complete: there will be no notification.
+  /// `keep_alive`, if given, is held for as long as the waiter is linked.
+  ///
+  /// If the future belongs to a promise that was made before a fork and we are in the child,
+  /// DTorchError: nobody here can complete it.
+  bool LinkTo(const FuturePtr& future, std::shared_ptr<void> keep_alive = nullptr);
+
   /// After it has returned, Notify() is not running and will not be called. Any thread; not from
   /// within Notify().
   void Unlink();
 
  protected:
-  /// The future is complete. Called once, in the completing thread, under the list's lock: it may
-  /// take locks of its own, but neither block, nor run foreign code, nor want the host's lock.
-  /// What needs more is returned, and is woken outside of the lock.
+  /// The future is complete. Called once, in the completing thread, under a lock that many futures
+  /// share: it may take locks of its own, but neither block, nor run foreign code, nor want the
+  /// host's lock. What needs more is returned, and is woken outside of the lock.
   virtual std::shared_ptr<Waker> Notify() noexcept = 0;
 
  private:
   friend class WaiterList;
-  std::weak_ptr<WaiterList> list_;
-  // Guarded by the list's lock:
+  std::mutex* lock_ = nullptr;  // of the list it was last linked into; guards what follows
+  WaiterList* list_ = nullptr;  // while linked
   Waiter* prev_ = nullptr;
   Waiter* next_ = nullptr;
   std::shared_ptr<void> keep_alive_;
-  bool linked_ = false;
 };
 
-/// The waiters of one pending future.
-///
-/// A callback of ivalue::Future can never be taken back, so that every timed-out wait and every
-/// cancelled await would leave one behind. Hence one callback is hung on a future, by the first
-/// waiter; it notifies this list, from which waiters come and go.
-///
-/// For a future made by a promise of ours the list is made with it: so its waiters are notified
-/// before any callback of the user, which may block.
-///
-/// Owned by the callback, so it goes when the future has completed or was dropped. Thread-safe.
-class DTORCH_API WaiterList : public std::enable_shared_from_this<WaiterList> {
- public:
-  /// The list of `future`, made if there is none. If the future belongs to a promise that was
-  /// made before a fork and we are in the child, DTorchError: nobody here can complete it.
-  static std::shared_ptr<WaiterList> Of(const FuturePtr& future);
-
-  /// As Of(), for a promise's new future.
-  static void Prepare(const FuturePtr& promised);
-
-  explicit WaiterList(const c10::ivalue::Future* future, bool promised);
-  ~WaiterList();
-
-  /// Links an idle `waiter`. False if the future has completed: it will not be notified.
-  /// `keep_alive`, if given, is held for as long as the waiter is linked.
-  bool Add(Waiter& waiter, std::shared_ptr<void> keep_alive = nullptr);
-
- private:
-  friend class Waiter;
-  void Complete();
-  void Remove(Waiter& waiter);
-
-  static std::shared_ptr<WaiterList> FindOrMake(const FuturePtr& future, bool promised);
-
-  const c10::ivalue::Future* const key_;
-  const uint64_t fork_generation_;
-  const bool promised_;
-  std::mutex mutex_;
-  Waiter* head_ = nullptr;  // in the order of arrival
-  Waiter* tail_ = nullptr;
-  bool complete_ = false;
-};
+/// Makes the list of a promise's new future at once, so that its waiters are notified before any
+/// callback of the user, which may block; and so that a forked child knows the future as one of
+/// its parent's.
+DTORCH_API void PrepareForWaiters(const FuturePtr& promised);
 
 }  // namespace dtorch

@@ -1,12 +1,12 @@
 #pragma once
 
+#include "dtorch/base/api.h"
+#include "dtorch/future/future.h"
+
 #include <ATen/core/Tensor.h>
 
 #include <optional>
 #include <vector>
-
-#include "dtorch/base/api.h"
-#include "dtorch/future/future.h"
 
 // The operators as C++ functions. Each is one call through PyTorch's dispatcher.
 namespace dtorch {

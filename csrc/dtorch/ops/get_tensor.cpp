@@ -1,10 +1,10 @@
 #include "dtorch/ops/get_tensor.h"
 
-#include <ATen/core/jit_type.h>
-#include <c10/util/Exception.h>
-
 #include "dtorch/device/device.h"
 #include "dtorch/future/complete.h"
+
+#include <ATen/core/jit_type.h>
+#include <c10/util/Exception.h>
 
 namespace dtorch {
 namespace {

@@ -1,12 +1,12 @@
 #pragma once
 
+#include "dtorch/future/waiter_list.h"
+#include "dtorch/promise/promise_state.h"
+
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
 #include <optional>
-
-#include "dtorch/future/waiter_list.h"
-#include "dtorch/promise/promise_state.h"
 
 // Kernels of the operators that fetch a tensor's value. Callers go through the dispatcher.
 namespace dtorch {
@@ -17,8 +17,7 @@ FuturePtr GetTensorAsyncKernel(const at::Tensor& self, std::optional<c10::Device
                                bool copy);
 
 /// Fulfils `promise` with the value of `self`, once computed.
-void GetTensorKernel(const at::Tensor& self,
-                     const c10::intrusive_ptr<TensorPromiseState>& promise);
+void GetTensorKernel(const at::Tensor& self, const c10::intrusive_ptr<TensorPromiseState>& promise);
 
 FuturePtr GetFutureKernel(const c10::intrusive_ptr<TensorPromiseState>& promise);
 FuturePtr GetFutureVoidKernel(const c10::intrusive_ptr<VoidPromiseState>& promise);

@@ -1,10 +1,5 @@
 // Registers the operators and the promise classes: schemas.h says which, this says what runs.
 
-#include <torch/custom_class.h>
-#include <torch/library.h>
-
-#include <stdexcept>
-
 #include "dtorch/base/error.h"
 #include "dtorch/ops/boxing.h"
 #include "dtorch/ops/get_tensor.h"
@@ -12,6 +7,11 @@
 #include "dtorch/ops/subclass.h"
 #include "dtorch/ops/sync.h"
 #include "dtorch/promise/promise_state.h"
+
+#include <torch/custom_class.h>
+#include <torch/library.h>
+
+#include <stdexcept>
 
 namespace dtorch {
 namespace {

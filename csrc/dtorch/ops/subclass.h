@@ -1,12 +1,12 @@
 #pragma once
 
+#include "dtorch/base/api.h"
+
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 
 #include <string>
-
-#include "dtorch/base/api.h"
 
 namespace dtorch {
 

@@ -1,9 +1,9 @@
 #include "dtorch/ops/sync.h"
 
-#include <ATen/core/jit_type.h>
-
 #include "dtorch/device/device.h"
 #include "dtorch/future/complete.h"
+
+#include <ATen/core/jit_type.h>
 
 namespace dtorch {
 namespace {

@@ -1,12 +1,12 @@
 #pragma once
 
+#include "dtorch/future/waiter_list.h"
+#include "dtorch/promise/promise_state.h"
+
 #include <ATen/core/ivalue.h>
 
 #include <optional>
 #include <vector>
-
-#include "dtorch/future/waiter_list.h"
-#include "dtorch/promise/promise_state.h"
 
 // Kernels of the operator that waits for devices. Callers go through the dispatcher.
 namespace dtorch {

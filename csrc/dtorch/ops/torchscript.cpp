@@ -1,18 +1,18 @@
 // All that touches TorchScript's runtime and tracer. Without this file the operators of
 // library.cpp still work everywhere else.
 
+#include "dtorch/future/collect.h"
+#include "dtorch/future/outcome.h"
+#include "dtorch/future/wait.h"
+#include "dtorch/ops/schemas.h"
+#include "dtorch/ops/tracing.h"
+
 #include <ATen/TracerMode.h>
 #include <ATen/core/jit_type.h>
 #include <torch/csrc/jit/frontend/tracer.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 #include <torch/library.h>
-
-#include "dtorch/future/collect.h"
-#include "dtorch/future/outcome.h"
-#include "dtorch/future/wait.h"
-#include "dtorch/ops/schemas.h"
-#include "dtorch/ops/tracing.h"
 
 namespace dtorch {
 namespace {
@@ -121,13 +121,14 @@ void TraceWait(const FuturePtr& future, const c10::IValue& value) {
   } catch (const std::exception&) {
     return;
   }
-  torch::jit::Value* output = tracer::getTracingState()->graph->insert(torch::jit::aten::wait, {traced});
+  torch::jit::Value* output =
+      tracer::getTracingState()->graph->insert(torch::jit::aten::wait, {traced});
   if (!value.isNone()) tracer::setValueTrace(value, output);
 }
 
 TORCH_LIBRARY_IMPL(dtorch, Tracer, m) {
-  for (const char* name : {"get_tensor_async", "get_tensor", "get_future", "get_future.void", "sync",
-                           "sync.promise", "sync.devices_promise"}) {
+  for (const char* name : {"get_tensor_async", "get_tensor", "get_future", "get_future.void",
+                           "sync", "sync.promise", "sync.devices_promise"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&TraceKernel>());
   }
 }

@@ -1,9 +1,9 @@
 #pragma once
 
-#include <ATen/core/ivalue.h>
-
 #include "dtorch/base/api.h"
 #include "dtorch/future/waiter_list.h"
+
+#include <ATen/core/ivalue.h>
 
 namespace dtorch {
 

@@ -1,14 +1,14 @@
 #pragma once
 
+#include "dtorch/base/api.h"
+#include "dtorch/future/future.h"
+#include "dtorch/promise/promise_state.h"
+
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
 #include <exception>
 #include <string>
-
-#include "dtorch/base/api.h"
-#include "dtorch/future/future.h"
-#include "dtorch/promise/promise_state.h"
 
 namespace dtorch {
 

@@ -1,21 +1,21 @@
 #include "dtorch/promise/promise_state.h"
 
+#include "dtorch/base/error.h"
+#include "dtorch/base/fork.h"
+#include "dtorch/future/complete.h"
+
 #include <ATen/core/Tensor.h>
 #include <ATen/core/jit_type.h>
 #include <c10/util/Exception.h>
 
 #include <utility>
 
-#include "dtorch/base/error.h"
-#include "dtorch/base/fork.h"
-#include "dtorch/future/complete.h"
-
 namespace dtorch {
 
 PromiseState::PromiseState(c10::TypePtr value_type)
     : future_(c10::make_intrusive<c10::ivalue::Future>(std::move(value_type))),
       fork_generation_(ForkGeneration()) {
-  WaiterList::Prepare(future_);
+  PrepareForWaiters(future_);
 }
 
 PromiseState::~PromiseState() {
@@ -59,8 +59,8 @@ void PromiseState::SetError(std::exception_ptr error) {
 bool PromiseState::Cancel() {
   CheckProcess();
   if (!TryLeavePending(Status::kCancelled)) return false;
-  CompleteWithError(future_, std::make_exception_ptr(
-                                 CancelledError("the promise was cancelled by its owner")));
+  CompleteWithError(
+      future_, std::make_exception_ptr(CancelledError("the promise was cancelled by its owner")));
   return true;
 }
 

@@ -1,13 +1,13 @@
 #pragma once
 
+#include "dtorch/base/api.h"
+#include "dtorch/future/waiter_list.h"
+
 #include <ATen/core/ivalue.h>
 
 #include <atomic>
 #include <cstdint>
 #include <exception>
-
-#include "dtorch/base/api.h"
-#include "dtorch/future/waiter_list.h"
 
 namespace dtorch {
 
@@ -46,7 +46,7 @@ class DTORCH_API PromiseState : public torch::CustomClassHolder {
   void Claim();               // pending -> satisfied, or throws
 
   const FuturePtr future_;
-  const uint64_t fork_generation_;
+  const uint32_t fork_generation_;
   std::atomic<Status> status_{Status::kPending};
 };
 

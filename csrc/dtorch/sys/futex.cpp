@@ -1,11 +1,10 @@
 #include "dtorch/sys/futex.h"
 
+#include <cerrno>
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
-
-#include <cerrno>
 
 namespace dtorch {
 
@@ -19,7 +18,8 @@ FutexResult FutexWait(const std::atomic<uint32_t>& word, uint32_t expected, Dead
     const auto since_boot = deadline.when().time_since_epoch();
     const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(since_boot);
     limit.tv_sec = seconds.count();
-    limit.tv_nsec = std::chrono::duration_cast<std::chrono::nanoseconds>(since_boot - seconds).count();
+    limit.tv_nsec =
+        std::chrono::duration_cast<std::chrono::nanoseconds>(since_boot - seconds).count();
     limit_ptr = &limit;
   }
   // FUTEX_WAIT_BITSET takes an absolute time on CLOCK_MONOTONIC, which is what steady_clock reads.
