@@ -5,7 +5,8 @@
 tensor([1., 1.])
 """
 
-from . import _library  # first: checks torch, loads the operators
+from . import _library as _library  # first: checks torch, loads the operators
+from . import _build_info
 from . import _fake as _fake
 from . import _torchscript as _torchscript
 from ._library import cmake_prefix_path
@@ -22,7 +23,7 @@ from .future import Future, TensorFuture, VoidFuture
 from .groups import as_completed, collect_all, collect_any, wait_all
 from .promise import TensorPromise, VoidPromise
 
-__version__: str = _library._build_info.VERSION
+__version__: str = _build_info.VERSION
 
 __all__ = [
     "BrokenPromiseError",

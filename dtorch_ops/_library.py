@@ -57,7 +57,7 @@ def load() -> None:
             f"dtorch_ops: {library} is missing: the package was not built. In a checkout run "
             "'make build', or 'pip install --no-build-isolation -e .'."
         )
-    torch.ops.load_library(library)
+    torch.ops.load_library(library)  # type: ignore[no-untyped-call]
 
 
 load()

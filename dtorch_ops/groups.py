@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Generic, TypeVar
 
@@ -141,7 +142,10 @@ class _Watch(Generic[T]):
                 continue
             waiter, completed = watched
             self._waiters.append(waiter)
-            completed.add_done_callback(lambda _, future=future: self._done.put_nowait(future))
+            completed.add_done_callback(functools.partial(self._put, future))
+
+    def _put(self, future: TorchFuture[T], _: object) -> None:
+        self._done.put_nowait(future)
 
     async def pop(self) -> TorchFuture[T]:
         future = await self._done.get()

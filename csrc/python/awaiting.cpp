@@ -71,6 +71,14 @@ PyObject* Suspend(AwaitIterator* self, const FuturePtr& future) {
   return awaited.release().ptr();
 }
 
+// A StopIteration out of an iterator is its end, and none may leave a coroutine (PEP 479).
+void ReplaceStopIteration() {
+  if (!PyErr_ExceptionMatches(PyExc_StopIteration)) return;
+  py::error_already_set stop;
+  py::raise_from(stop, PyExc_RuntimeError,
+                 "the future failed with StopIteration, which cannot be raised in a coroutine");
+}
+
 PySendResult Send(PyObject* object, PyObject*, PyObject** result) {
   auto* self = reinterpret_cast<AwaitIterator*>(object);
   *result = Guarded([&] {
@@ -84,7 +92,10 @@ PySendResult Send(PyObject* object, PyObject*, PyObject** result) {
     }
     return ReadComplete(self->future).release().ptr();
   });
-  if (!*result) return PYGEN_ERROR;
+  if (!*result) {
+    ReplaceStopIteration();
+    return PYGEN_ERROR;
+  }
   return self->waiter ? PYGEN_NEXT : PYGEN_RETURN;
 }
 

@@ -1,0 +1,1 @@
+"""Figures of dtorch_ops, each beside a baseline that is measured in the same run."""

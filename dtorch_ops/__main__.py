@@ -1,0 +1,104 @@
+"""``python -m dtorch_ops``: what a bug report needs, and whether each backend works here."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import sys
+import threading
+from collections.abc import Callable
+
+import torch
+
+import dtorch_ops
+
+from . import _build_info, _torchscript
+
+
+def _check_operator() -> None:
+    source = torch.arange(6.0).reshape(2, 3)
+    snapshot = dtorch_ops.to_torch_async(source, copy=True)
+    source.zero_()
+    if snapshot.get().sum().item() != 15.0:
+        raise AssertionError("the snapshot does not hold the value of the call")
+    dtorch_ops.sync(timeout_ms=5000)
+
+
+def _check_memory() -> None:
+    promise = dtorch_ops.TensorPromise()
+    future = promise.get_future()
+    value = torch.arange(4.0)
+    thread = threading.Thread(target=promise.set_value, args=(value,))
+    thread.start()
+    received = future.wait(5000)
+    thread.join()
+    if not torch.equal(received, value):
+        raise AssertionError(f"sent {value}, received {received}")
+
+
+def _check_await() -> None:
+    async def fetch() -> torch.Tensor:
+        promise = dtorch_ops.TensorPromise()
+        threading.Thread(target=promise.set_value, args=(torch.ones(2),)).start()
+        return await asyncio.wait_for(promise.get_future(), 5)
+
+    if asyncio.run(fetch()).sum().item() != 2.0:
+        raise AssertionError("awaited another value than was set")
+
+
+def _check_torchscript() -> None:
+    if not _torchscript.available:
+        raise NotImplementedError("this torch has no TorchScript")
+
+
+_CHECKS: dict[str, Callable[[], None]] = {
+    "operators": _check_operator,
+    "memory backend": _check_memory,
+    "await": _check_await,
+    "TorchScript": _check_torchscript,
+}
+
+_TO_COME = {
+    "file backend": "not in this version: promises stay in their process",
+    "network backend": "not in this version",
+    "accelerators": "not in this version: copy the tensor to the CPU first",
+}
+
+
+def _devices() -> str:
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None:
+        return "cpu"
+    return f"cpu, {torch.accelerator.device_count()} x {accelerator.type}"
+
+
+def main() -> int:
+    """Print the report; 1 if a check fails."""
+    info = _build_info
+    facts = {
+        "dtorch_ops": dtorch_ops.__version__,
+        "built for": f"torch {info.TORCH_VERSION}, {info.BUILD_TYPE}, CUDA {info.CUDA_VERSION}",
+        "torch": f"{torch.__version__} (CUDA {torch.version.cuda})",
+        "Python": sys.version.replace("\n", " "),
+        "system": platform.platform(),
+        "devices": _devices(),
+    }
+    for name, fact in facts.items():
+        print(f"{name:16} {fact}")
+    print()
+    failed = False
+    for name, check in _CHECKS.items():
+        try:
+            check()
+        except Exception as error:
+            failed = True
+            print(f"✗ {name:16} {type(error).__name__}: {error}")
+        else:
+            print(f"✓ {name:16} works")
+    for name, reason in _TO_COME.items():
+        print(f"- {name:16} {reason}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""The command line. Imports nothing heavy: a wrong argument is told at once."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+DEFAULT_OUTPUT = Path(__file__).resolve().parent.parent / "output" / "loss.png"
+FORMATS = (".png", ".pdf", ".svg")
+
+
+class Options(NamedTuple):
+    epochs: int
+    batch_size: int
+    clients: int
+    output: Path
+    seed: int
+
+
+class _OneLineParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong in one line, without the usage; exit with 2."""
+        self.exit(2, f"{self.prog}: error: {' '.join(message.split())} (see --help)\n")
+
+
+def _integer(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(
+                f"expected an integer from {low} to {high}, got {text!r}"
+            )
+        return value
+
+    return parse
+
+
+def _writable_plot(text: str) -> Path:
+    """The path, once it is known that it can be written: better now than after the training."""
+    path = Path(text)
+    if path.suffix.lower() not in FORMATS:
+        raise argparse.ArgumentTypeError(
+            f"expected a name that ends in {', '.join(FORMATS)}, got {text!r}"
+        )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        existed = path.exists()
+        path.open("ab").close()
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise argparse.ArgumentTypeError(f"cannot write {text!r}: {reason}") from None
+    return path
+
+
+def parse_options(arguments: Sequence[str] | None = None) -> Options:
+    """Read the command line; a wrong argument ends the program with one line and exit code 2."""
+    parser = _OneLineParser(
+        description="Train two small convolutional networks on scikit-learn's handwritten digits, "
+        "reading each step's loss through futures, and serve them to asyncio clients.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--epochs",
+        type=_integer(1, 1000),
+        default=12,
+        metavar="N",
+        help="passes over the training images (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=_integer(1, 1024),
+        default=32,
+        metavar="N",
+        help="images in a training step (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--clients",
+        type=_integer(1, 256),  # fewer than there are test images, so that each has some to ask for
+        default=32,
+        metavar="N",
+        help="clients that ask at the same time (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--output",
+        type=_writable_plot,
+        default=str(DEFAULT_OUTPUT),  # a string, so that it is checked as a given one is
+        metavar="FILE",
+        help=f"plot of the loss: {', '.join(FORMATS)} (default: output/loss.png beside the script)",
+    )
+    parser.add_argument(
+        "--seed",
+        type=_integer(0, 2**31),
+        default=0,
+        metavar="N",
+        help="of the split, the weights and the order of the images (default: %(default)s)",
+    )
+    return Options(**vars(parser.parse_args(arguments)))
