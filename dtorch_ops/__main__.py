@@ -67,7 +67,7 @@ _TO_COME = {
 
 def _devices() -> str:
     accelerator = torch.accelerator.current_accelerator()
-    if accelerator is None:
+    if accelerator is None or torch.accelerator.device_count() == 0:
         return "cpu"
     return f"cpu, {torch.accelerator.device_count()} x {accelerator.type}"
 

@@ -17,10 +17,9 @@ def to_torch_async(
     input: Tensor, *, device: Device | None = None, copy: bool = False
 ) -> TensorFuture:
     """A future of the value of ``input``; returns at once. Also ``t.to_torch_async()``.
-
     On the same device and without ``copy`` the result shares memory with ``input``, as
-    ``detach()`` does, and a later in-place update shows. ``copy=True`` takes a snapshot at the
-    time of the call; so does a ``device`` other than the tensor's.
+    ``detach()`` does, and a later in-place update shows; ``copy=True`` takes a snapshot at the
+    time of the call, and so does a ``device`` other than the tensor's.
 
     Args:
         input: a tensor of any shape, dtype and layout, on the CPU (complete on return) or meta.
