@@ -23,6 +23,7 @@ $(STAMPS)/venv:
 	$(BIN)/python -m pip install --quiet '$(TORCH)' 'setuptools>=77' 'cmake>=3.20' ninja
 	@mkdir -p $(STAMPS) && touch $@
 
+$(STAMPS)/test: requirements/demo.txt  # which the tests include
 $(STAMPS)/%: requirements/%.txt $(STAMPS)/venv
 	$(call say,installing what 'make $*' needs)
 	$(BIN)/python -m pip install --quiet -r $<

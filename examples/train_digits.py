@@ -11,7 +11,6 @@ The rest is what any training script has.
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 
 import numpy as np
@@ -68,16 +67,15 @@ def main() -> None:
     torch.set_num_threads(1)  # the images are so small that threads would only wait for each other
 
     digits = load_digits(options.seed)
-    print(
-        f"data:     {len(digits.train_images)} scans to train on, {len(digits.test_images)} to test"
-    )
+    train_count, test_count = len(digits.train_images), len(digits.test_images)
+    print(f"data:     {train_count} scans to train on, {test_count} to test", flush=True)
     networks, histories = [], {}
     for number in (1, 2):
         name = f"network {number}"
         network, histories[name] = train_network(name, digits, options, options.seed + number)
         networks.append(network)
     save_loss_plot(options.output, histories)
-    print(f"loss:     plotted in {os.path.relpath(options.output)}")
+    print(f"loss:     plotted in {options.output}")
 
     accuracy = serve_test_images(networks, digits, options.clients)
     compare_readers(digits, options.batch_size, options.seed)

@@ -1,4 +1,4 @@
-"""The command line. Imports nothing heavy: a wrong argument is told at once."""
+"""The command line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
-DEFAULT_OUTPUT = Path(__file__).resolve().parent.parent / "output" / "loss.png"
+DEFAULT_OUTPUT = os.path.relpath(Path(__file__).parent.parent / "output" / "loss.png")
 FORMATS = (".png", ".pdf", ".svg")
 
 
@@ -49,7 +49,8 @@ def _writable_plot(text: str) -> Path:
             f"expected a name that ends in {', '.join(FORMATS)}, got {text!r}"
         )
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True)
         existed = path.exists()
         path.open("ab").close()
         if not existed:
@@ -91,7 +92,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     parser.add_argument(
         "--output",
         type=_writable_plot,
-        default=str(DEFAULT_OUTPUT),  # a string, so that it is checked as a given one is
+        default=DEFAULT_OUTPUT,  # a string, so that it is checked as a given one is
         metavar="FILE",
         help=f"plot of the loss: {', '.join(FORMATS)} (default: output/loss.png beside the script)",
     )

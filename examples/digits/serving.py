@@ -13,6 +13,8 @@ from torch import Tensor, nn
 import dtorch_ops
 
 BATCH_LIMIT = 64
+# TorchScript optimises in its first calls, which no client should have to wait for.
+WARM_UP_CALLS = 3
 Promise = torch.classes.dtorch.TensorPromise  # the name that TorchScript knows the class by
 
 
@@ -93,6 +95,8 @@ async def serve(answerings: list[nn.Module], images: Tensor, clients: int) -> An
     running = [asyncio.create_task(server.run()) for server in servers]
     shares = [range(first, len(images), clients) for first in range(clients)]
     try:
+        for _ in range(WARM_UP_CALLS):
+            await asyncio.gather(*(server.ask(images[0]) for server in servers))
         answered = await asyncio.gather(*(_client(servers, images, share) for share in shares))
     finally:
         for task in running:
