@@ -59,6 +59,8 @@ def main() -> None:
     machine = _machine()
     print(", ".join(f"{name} {value}" for name, value in machine.items()))
     print("median (p10..p90) of the rounds; the ratio is taken within each round")
+    if settings.quick:
+        print("--quick: the figures mean nothing")
     figures: list[Figure] = []
     for name in arguments.names or BENCHMARKS:
         new = BENCHMARKS[name](settings)

@@ -203,10 +203,8 @@ def _figures(series: Series, many: int, fewer: int) -> list[Figure]:
 
 def run(settings: Settings) -> list[Figure]:
     many, fewer = settings.count(200_000, 2_000), settings.count(40_000, 64)
-    rounds = [
-        _probe_in_new_process(many, fewer)
-        for _ in range(min(settings.rounds, settings.count(3, 1)))
-    ]
+    rounds = min(settings.rounds, settings.count(3, 1))
+    found = [_probe_in_new_process(many, fewer) for _ in range(rounds)]
     series = {name: [one[name] for one in found] for name in found[0]}
     return _figures(series, many, fewer)
 

@@ -97,7 +97,7 @@ def expect(right: bool, what: str) -> None:
 class Helper:
     """One thread for all samples, that acts when told: none of them pays for starting a thread."""
 
-    #: Long enough for the thread that waits for the action to have gone to sleep in the kernel.
+    #: Seconds; enough for the thread that waits for the action to go to sleep in the kernel.
     DELAY = 0.001
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Helper:
         self._thread.start()
 
     def act_soon(self, action: Callable[[], object]) -> None:
-        """Call ``action`` after ``DELAY``; ``acted_at`` is the instant before."""
+        """Call ``action`` after ``DELAY``; ``acted_at`` is then the instant before the call."""
         self._actions.put(action)
 
     def close(self) -> None:
@@ -198,10 +198,7 @@ _HEADINGS = ("figure", "measured", "baseline", "", "ratio", "target", "met")
 
 
 def _number(value: float) -> str:
-    """Three digits that count."""
-    if value == 0 or abs(value) >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"[:8]
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:#.3g}"
 
 
 def _spread(spread: Spread, unit: str) -> str:

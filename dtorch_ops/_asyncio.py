@@ -19,7 +19,8 @@ _queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _C.AwaitQueue] = (
 def _queue_of(loop: asyncio.AbstractEventLoop) -> _C.AwaitQueue:
     queue = _queues.get(loop)
     if queue is None:
-        queue = _queues[loop] = _C.AwaitQueue(weakref.ref(loop))
+        queue = _queues[loop] = _C.AwaitQueue()
+        loop.add_reader(queue.fileno(), queue.drain)
     return queue
 
 

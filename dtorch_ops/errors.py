@@ -8,8 +8,10 @@ builtin :class:`TimeoutError`, and a cancelled promise is
 from __future__ import annotations
 
 import concurrent.futures
+import json
+import sys
 import traceback
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from . import _C
 
@@ -126,6 +128,55 @@ def _revive(kept: _Kept) -> BaseException:
     return fresh
 
 
+def _encode(kept: _Kept) -> tuple[str, str, str, str, str]:
+    """The texts that go to another process; what is no plain value in ``args`` stays behind."""
+    exc = kept.prototype
+    try:
+        message = str(exc)
+    except Exception:
+        message = "(its __str__ raised)"
+    native: Any = next(c for c in type(exc).__mro__ if c.__module__ == "builtins")
+    try:
+        arguments = json.dumps([exc.args, native.__reduce__(exc)[1]])
+        if json.loads(arguments) != [list(exc.args), list(native.__reduce__(exc)[1])]:
+            arguments = ""
+    except Exception:
+        arguments = ""
+    cls = type(exc)
+    texts = (cls.__module__, cls.__qualname__, message, kept.traceback_text, arguments)
+    return cast(
+        "tuple[str, str, str, str, str]",
+        tuple(t.encode("utf-8", "replace").decode("utf-8", "replace") for t in texts),
+    )
+
+
+def _is_trusted(module: str) -> bool:
+    """Whether exceptions of ``module`` are rebuilt: Python's own, torch's and ours."""
+    return (
+        module == "builtins"
+        or module.split(".")[0] in ("torch", "dtorch_ops")
+        or module.startswith("concurrent.futures")
+    )
+
+
+def _decode(module: str, name: str, message: str, traceback_text: str, arguments: str) -> _Kept:
+    """What arrived from another process. Text alone: nothing is imported, nothing called for it."""
+    cls: Any = sys.modules.get(module) if _is_trusted(module) else None
+    for part in name.split("."):
+        cls = getattr(cls, part, None)
+    if isinstance(cls, type) and issubclass(cls, BaseException) and arguments:
+        try:
+            args, native_args = json.loads(arguments)
+            native: Any = next(c for c in cls.__mro__ if c.__module__ == "builtins")
+            exc = cls.__new__(cls, *args)
+            native.__init__(exc, *native_args)
+            exc.args = tuple(args)
+            return _Kept(exc, traceback_text)
+        except Exception:
+            pass
+    return _Kept(RemoteError(name, message, traceback_text), "")
+
+
 _C.register_errors(
     dtorch_error=DTorchError,
     broken_promise=BrokenPromiseError,
@@ -134,4 +185,6 @@ _C.register_errors(
     cancelled=concurrent.futures.CancelledError,
     preserve=_preserve,
     revive=_revive,
+    encode=_encode,
+    decode=_decode,
 )

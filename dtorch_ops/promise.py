@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from collections.abc import Callable
 
 from . import _C
 from . import _library as _library  # registers the native classes
-from .errors import DTorchError
 
 __all__ = ["TensorPromise", "VoidPromise"]
-
-
-def _refuse_to_travel(promise: object) -> NoReturn:
-    raise DTorchError(
-        f"expected a promise that can leave its process, got a {type(promise).__name__} of the "
-        "memory backend, which cannot: give it to a thread of this process, or send the value by "
-        "other means"
-    )
 
 
 class TensorPromise(_C.TensorPromiseBase):
     """The producing end of a :class:`~dtorch_ops.TensorFuture`, to be fulfilled once.
 
-    Operators and scripted functions take it as a ``torch.classes.dtorch.TensorPromise``. When its
-    last holder drops it unset, the future fails with :class:`~dtorch_ops.BrokenPromiseError`.
-    Thread-safe.
+    Operators and scripted functions take it as a ``torch.classes.dtorch.TensorPromise``. Pickled,
+    it travels to another process of this machine, and the tensor comes back through shared memory.
+    When its last holder drops it unset, or ends, the future fails with
+    :class:`~dtorch_ops.BrokenPromiseError`. Thread-safe.
 
     Args:
-        mode: where it may be fulfilled: "memory", a thread of this process; "auto", wherever it
-            travels (in this version the same).
+        mode: where it may be fulfilled: "memory", in this process; "file", in any process of this
+            machine; "auto", wherever it travels.
 
     Example:
         >>> promise = dtorch_ops.TensorPromise()
@@ -40,8 +32,8 @@ class TensorPromise(_C.TensorPromiseBase):
 
     __slots__ = ()
 
-    def __reduce__(self) -> NoReturn:
-        _refuse_to_travel(self)
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        return type(self).from_token, (self.token(),)
 
     def __repr__(self) -> str:
         return f"<TensorPromise {'pending' if self.is_pending() else 'satisfied'}>"
@@ -61,8 +53,8 @@ class VoidPromise(_C.VoidPromiseBase):
 
     __slots__ = ()
 
-    def __reduce__(self) -> NoReturn:
-        _refuse_to_travel(self)
+    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
+        return type(self).from_token, (self.token(),)
 
     def __repr__(self) -> str:
         return f"<VoidPromise {'pending' if self.is_pending() else 'satisfied'}>"

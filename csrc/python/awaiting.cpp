@@ -5,8 +5,10 @@
 #include "python/errors.h"
 #include "python/future.h"
 
-#include <c10/util/Exception.h>
-
+#include <cerrno>
+#include <sys/eventfd.h>
+#include <system_error>
+#include <unistd.h>
 #include <utility>
 
 namespace py = pybind11;
@@ -137,6 +139,10 @@ PyMethodDef await_method = {"__await__", AwaitFuture, METH_NOARGS,
 
 }  // namespace
 
+AwaitQueue::AwaitQueue() : wake_up_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (!wake_up_) throw std::system_error(errno, std::generic_category(), "dtorch_ops: eventfd");
+}
+
 bool AwaitQueue::Push(std::shared_ptr<SharedRef> awaited) {
   std::lock_guard<std::mutex> lock(mutex_);
   ready_.push_back(std::move(awaited));
@@ -144,6 +150,8 @@ bool AwaitQueue::Push(std::shared_ptr<SharedRef> awaited) {
 }
 
 void AwaitQueue::Drain() {
+  uint64_t wake_ups = 0;
+  (void)!read(wake_up_.get(), &wake_ups, sizeof(wake_ups));  // before the list is taken
   std::vector<std::shared_ptr<SharedRef>> ready;
   {
     // Nobody who holds this lock wants the interpreter's, which we hold.
@@ -161,19 +169,8 @@ void AwaitQueue::Drain() {
 }
 
 void AwaitQueue::Wake() {
-  GilAcquire gil;
-  if (!gil) return;
-  try {
-    PyObject* loop = PyWeakref_GetObject(loop_ref_.get());
-    if (loop == Py_None) return;
-    const auto alive = py::reinterpret_borrow<py::object>(loop);
-    // Made anew: kept here, it would keep this queue, and that the loop, for ever.
-    alive.attr("call_soon_threadsafe")(py::cast(shared_from_this()).attr("drain"));
-  } catch (py::error_already_set& error) {
-    // The loop has been closed: nobody is left to tell. (Whatever else it is, the thread that
-    // completes a future is not the one to hear of it.)
-    if (!error.matches(PyExc_RuntimeError)) error.discard_as_unraisable("dtorch_ops: await");
-  }
+  const uint64_t one = 1;
+  (void)!write(wake_up_.get(), &one, sizeof(one));  // a closed loop does not read it: no error
 }
 
 PyObject* AwaitFuture(PyObject* future, PyObject*) {
@@ -191,7 +188,8 @@ void BindAwaiting(py::module_& m) {
       py::object(py::module_::import("asyncio").attr("_get_running_loop")).release().ptr();
 
   py::class_<AwaitQueue, std::shared_ptr<AwaitQueue>>(m, "AwaitQueue")
-      .def(py::init<py::object>())
+      .def(py::init<>())
+      .def("fileno", &AwaitQueue::fileno)
       .def("drain", &AwaitQueue::Drain);
   py::class_<AwaitWaiter>(m, "AwaitWaiter")
       .def(py::init<std::shared_ptr<AwaitQueue>, py::object>())

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "dtorch/future/waiter_list.h"
+#include "dtorch/sys/fd.h"
 
 #include "python/gil.h"
 
@@ -16,13 +17,17 @@ namespace dtorch::python {
 
 /// Carries completions, from any thread, to the coroutines of one event loop that await them.
 ///
-/// The first completion calls `loop.call_soon_threadsafe(queue.drain)`; those that follow until the
-/// loop has got round to it only join the list, without the interpreter lock: ten thousand
-/// completions wake the loop once. Thread-safe.
-class AwaitQueue final : public Waker, public std::enable_shared_from_this<AwaitQueue> {
+/// The loop reads a descriptor of the queue (`loop.add_reader(queue.fileno(), queue.drain)`). The
+/// first completion makes it readable; those that follow until the loop has got round to it only
+/// join the list: ten thousand completions wake the loop once. No completion needs the interpreter
+/// lock, which `loop.call_soon_threadsafe` would.
+///
+/// Held by the loop, through its reader; holds nothing of the loop. Thread-safe.
+class AwaitQueue final : public Waker {
  public:
-  /// A weak reference to the loop: the table that maps loops to queues must not keep loops alive.
-  explicit AwaitQueue(pybind11::object loop_ref) : loop_ref_(loop_ref.ptr()) {}
+  AwaitQueue();
+
+  int fileno() const { return wake_up_.get(); }
 
   /// Any thread. True if the loop must be woken.
   bool Push(std::shared_ptr<SharedRef> awaited);
@@ -33,7 +38,7 @@ class AwaitQueue final : public Waker, public std::enable_shared_from_this<Await
   void Wake() override;
 
  private:
-  const SharedRef loop_ref_;
+  const Fd wake_up_;  // an eventfd
   std::mutex mutex_;  // taken inside the lock of Waiter::Notify, takes none itself
   std::vector<std::shared_ptr<SharedRef>> ready_;
   bool scheduled_ = false;

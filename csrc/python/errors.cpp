@@ -1,6 +1,7 @@
 #include "python/errors.h"
 
 #include "dtorch/base/error.h"
+#include "dtorch/promise/error_record.h"
 
 #include "python/gil.h"
 
@@ -8,6 +9,7 @@
 
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 
 namespace py = pybind11;
@@ -24,6 +26,8 @@ struct Registered {
   PyObject* cancelled = PyExc_RuntimeError;
   PyObject* preserve = nullptr;  // exception -> what is kept of it
   PyObject* revive = nullptr;    // what was kept -> a fresh exception
+  PyObject* encode = nullptr;    // what was kept -> the texts of an ErrorRecord
+  PyObject* decode = nullptr;    // these -> what is kept
 };
 Registered registered;
 
@@ -42,6 +46,8 @@ class PythonError final : public std::exception {
   PythonError(py::handle kept, std::string what)
       : kept_(std::make_shared<SharedRef>(kept.ptr())), what_(std::move(what)) {}
   const char* what() const noexcept override { return what_.c_str(); }
+
+  PyObject* kept() const { return kept_->get(); }
 
   void SetError() const {
     PyObject* fresh = PyObject_CallOneArg(registered.revive, kept_->get());
@@ -77,6 +83,46 @@ bool TrySetError(const std::exception_ptr& error) {
     return false;
   }
   return true;
+}
+
+bool Encode(const std::exception_ptr& error, ErrorRecord& record) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const PythonError& python_error) {
+    GilAcquire gil;
+    if (!gil) return false;
+    const auto texts = py::reinterpret_steal<py::object>(
+        PyObject_CallOneArg(registered.encode, python_error.kept()));
+    if (!texts) {
+      PyErr_Clear();
+      return false;
+    }
+    std::tie(record.module, record.type_name, record.message, record.traceback, record.arguments) =
+        texts.cast<std::tuple<std::string, std::string, std::string, std::string, std::string>>();
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
+std::exception_ptr Decode(const ErrorRecord& record) {
+  const RemoteError fallback(record.type_name, record.message, record.traceback);
+  GilAcquire gil;
+  if (!gil) return std::make_exception_ptr(fallback);
+  try {
+    const auto text = [](const std::string& utf8) {
+      return py::reinterpret_steal<py::object>(
+          PyUnicode_DecodeUTF8(utf8.data(), static_cast<Py_ssize_t>(utf8.size()), "replace"));
+    };
+    const py::object kept = py::handle(registered.decode)(
+        text(record.module), text(record.type_name), text(record.message), text(record.traceback),
+        text(record.arguments));
+    return std::make_exception_ptr(
+        PythonError(kept, record.message.empty() ? record.type_name
+                                                 : record.type_name + ": " + record.message));
+  } catch (const py::error_already_set&) {
+    return std::make_exception_ptr(fallback);
+  }
 }
 
 void SetAnyError(const std::exception_ptr& error) {
@@ -117,19 +163,22 @@ void BindErrors(py::module_& m) {
   m.def(
       "register_errors",
       [](py::object dtorch_error, py::object broken_promise, py::object already_satisfied,
-         py::object already_retrieved, py::object cancelled, py::object preserve,
-         py::object revive) {
+         py::object already_retrieved, py::object cancelled, py::object preserve, py::object revive,
+         py::object encode, py::object decode) {
         registered = {dtorch_error.release().ptr(),
                       broken_promise.release().ptr(),
                       already_satisfied.release().ptr(),
                       already_retrieved.release().ptr(),
                       cancelled.release().ptr(),
                       preserve.release().ptr(),
-                      revive.release().ptr()};
+                      revive.release().ptr(),
+                      encode.release().ptr(),
+                      decode.release().ptr()};
+        SetErrorCodec({Encode, Decode});
       },
       py::kw_only(), py::arg("dtorch_error"), py::arg("broken_promise"),
       py::arg("already_satisfied"), py::arg("already_retrieved"), py::arg("cancelled"),
-      py::arg("preserve"), py::arg("revive"));
+      py::arg("preserve"), py::arg("revive"), py::arg("encode"), py::arg("decode"));
 }
 
 }  // namespace dtorch::python

@@ -18,7 +18,9 @@ inline pybind11::object MakeNativeType(const char* name, pybind11::handle base,
   members["__slots__"] = py::tuple();
   py::object type = py::type::of(base)(name, py::make_tuple(base), members);
   for (PyMethodDef* method = methods; method->ml_name; ++method) {
-    PyObject* descriptor = PyDescr_NewMethod(reinterpret_cast<PyTypeObject*>(type.ptr()), method);
+    auto* owner = reinterpret_cast<PyTypeObject*>(type.ptr());
+    PyObject* descriptor = method->ml_flags & METH_CLASS ? PyDescr_NewClassMethod(owner, method)
+                                                         : PyDescr_NewMethod(owner, method);
     if (!descriptor) throw py::error_already_set();
     type.attr(method->ml_name) = py::reinterpret_steal<py::object>(descriptor);
   }

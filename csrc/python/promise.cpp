@@ -31,17 +31,21 @@ struct PromiseMethods {
     return *static_cast<State*>(object->_ivalue()->getSlot(0).toCapsule().get());
   }
 
-  static void CheckMode(PyObject* mode) {
+  static PromiseMode ParseMode(PyObject* mode) {
     TORCH_CHECK_TYPE(PyUnicode_Check(mode), "mode: expected a string, got ",
                      Py_TYPE(mode)->tp_name);
     const char* utf8 = PyUnicode_AsUTF8(mode);
     if (!utf8) throw py::error_already_set();
     const std::string_view name = utf8;
-    if (name == "auto" || name == "memory") return;
-    TORCH_CHECK_VALUE(name == "file" || name == "network",
+    if (name == "auto") return PromiseMode::kAuto;
+    if (name == "memory") return PromiseMode::kMemory;
+    if (name == "file") return PromiseMode::kFile;
+    TORCH_CHECK_VALUE(name == "network",
                       "mode: expected 'auto', 'memory', 'file' or 'network', got '", utf8, "'");
-    throw DTorchError("mode: expected a backend of this version ('memory'), got '" +
-                      std::string(name) + "', which is still to come: see the README");
+    throw DTorchError(
+        "mode: expected a backend of this version ('memory', 'file'), got 'network', which is "
+        "still "
+        "to come: see the README");
   }
 
   static PyObject* Init(PyObject* self, PyObject* args, PyObject* kwargs) {
@@ -52,13 +56,37 @@ struct PromiseMethods {
       return nullptr;
     }
     return Guarded([&] {
-      if (mode) CheckMode(mode);
+      const PromiseMode parsed = mode ? ParseMode(mode) : PromiseMode::kAuto;
       if (NativeValue<Object>(self)) {
         throw DTorchError("__init__ has been called on this promise before");
       }
-      c10::IValue promise(c10::make_intrusive<State>());
-      SetNativeValue(self, object_info, new Object(std::move(promise).toObject()));
+      Own(self, c10::make_intrusive<State>(parsed));
       return Py_NewRef(Py_None);
+    });
+  }
+
+  static void Own(PyObject* self, c10::intrusive_ptr<State> state) {
+    c10::IValue promise(std::move(state));
+    SetNativeValue(self, object_info, new Object(std::move(promise).toObject()));
+  }
+
+  static PyObject* Token(PyObject* self, PyObject*) {
+    return Guarded([&] {
+      const std::string token = StateOf(self).Token();
+      return PyUnicode_FromStringAndSize(token.data(), static_cast<Py_ssize_t>(token.size()));
+    });
+  }
+
+  // Called by the class, which is the first argument of a class method.
+  static PyObject* FromToken(PyObject* type, PyObject* token) {
+    return Guarded([&] {
+      TORCH_CHECK_TYPE(PyUnicode_Check(token), "token: expected a string, got ",
+                       Py_TYPE(token)->tp_name);
+      auto state = State::FromToken(py::cast<std::string>(token));
+      auto self = py::reinterpret_steal<py::object>(
+          py::detail::make_new_instance(reinterpret_cast<PyTypeObject*>(type)));
+      Own(self.ptr(), std::move(state));
+      return self.release().ptr();
     });
   }
 
@@ -121,7 +149,7 @@ constexpr PyCFunction AsCFunction(F function) {
 
 constexpr char kInitDoc[] =
     "__init__($self, /, mode='auto')\n--\n\n"
-    "``mode``: 'auto' or 'memory'. ValueError for an unknown one.\n";
+    "``mode``: 'auto', 'memory' or 'file'. ValueError for an unknown one.\n";
 constexpr char kSetExceptionDoc[] =
     "set_exception($self, exception, /)\n--\n\n"
     "Fail the future with ``exception``, an instance. Every read of the future raises a fresh\n"
@@ -134,6 +162,17 @@ constexpr char kCancelDoc[] =
     "cancel($self, /)\n--\n\n"
     "Fail the future with concurrent.futures.CancelledError; a later set_value is told so.\n"
     "False if the promise was set or cancelled before.\n";
+constexpr char kTokenDoc[] =
+    "token($self, /)\n--\n\n"
+    "Text of about 100 characters that stands for this promise in another process of this "
+    "machine:\n"
+    "``from_token`` makes a promise of it there. What pickling sends; for a command line, say.\n\n"
+    "Raises DTorchError for mode 'memory', PromiseAlreadySatisfiedError if it is fulfilled.\n";
+constexpr char kFromTokenDoc[] =
+    "from_token($type, token, /)\n--\n\n"
+    "The promise that ``token()`` of another process stands for. This process is a producer of it\n"
+    "then: if it ends, or drops the promise, unset, the future fails with BrokenPromiseError.\n\n"
+    "Raises DTorchError, which says why, if that process cannot be reached.\n";
 constexpr char kIsPendingDoc[] =
     "is_pending($self, /)\n--\n\nTrue until the promise is set or cancelled.\n";
 
@@ -147,6 +186,8 @@ PyMethodDef tensor_methods[] = {
      "for anything but a tensor, which leaves the promise pending.\n"},
     {"set_exception", TensorMethods::SetException, METH_O, kSetExceptionDoc},
     {"get_future", GetTensorFuture, METH_NOARGS, kGetFutureDoc},
+    {"token", TensorMethods::Token, METH_NOARGS, kTokenDoc},
+    {"from_token", TensorMethods::FromToken, METH_O | METH_CLASS, kFromTokenDoc},
     {"cancel", TensorMethods::Cancel, METH_NOARGS, kCancelDoc},
     {"is_pending", TensorMethods::IsPending, METH_NOARGS, kIsPendingDoc},
     {nullptr, nullptr, 0, nullptr},
@@ -160,6 +201,8 @@ PyMethodDef void_methods[] = {
      "Raises PromiseAlreadySatisfiedError if the promise was set or cancelled before.\n"},
     {"set_exception", VoidMethods::SetException, METH_O, kSetExceptionDoc},
     {"get_future", GetVoidFuture, METH_NOARGS, kGetFutureDoc},
+    {"token", VoidMethods::Token, METH_NOARGS, kTokenDoc},
+    {"from_token", VoidMethods::FromToken, METH_O | METH_CLASS, kFromTokenDoc},
     {"cancel", VoidMethods::Cancel, METH_NOARGS, kCancelDoc},
     {"is_pending", VoidMethods::IsPending, METH_NOARGS, kIsPendingDoc},
     {nullptr, nullptr, 0, nullptr},

@@ -45,6 +45,19 @@ class DTORCH_API CancelledError : public DTorchError {
   ~CancelledError() override;
 };
 
+/// The producer, in another process, has set an exception whose type cannot be rebuilt here.
+class DTORCH_API RemoteError : public DTorchError {
+ public:
+  RemoteError(std::string type_name, std::string message, std::string traceback);
+  ~RemoteError() override;
+  const std::string& type_name() const { return type_name_; }
+  const std::string& message() const { return message_; }
+  const std::string& traceback() const { return traceback_; }
+
+ private:
+  std::string type_name_, message_, traceback_;
+};
+
 /// A time limit has passed; the future can still be waited for. The builtin `TimeoutError` in
 /// Python, hence not a DTorchError.
 class DTORCH_API TimeoutError : public std::runtime_error {

@@ -11,6 +11,7 @@ struct ForkState {
   std::atomic<uint32_t> generation{0};
   std::mutex mutex;  // guards `held`
   std::vector<std::mutex*> held;
+  std::vector<void (*)()> in_child;
 };
 
 ForkState& State() {
@@ -30,6 +31,7 @@ ForkState& State() {
           State().generation.fetch_add(1, std::memory_order_relaxed);
           for (std::mutex* m : State().held) m->unlock();
           State().mutex.unlock();
+          for (auto function : State().in_child) function();
         });
     return s;
   }();
@@ -39,6 +41,11 @@ ForkState& State() {
 }  // namespace
 
 uint32_t ForkGeneration() { return State().generation.load(std::memory_order_relaxed); }
+
+void OnForkInChild(void (*function)()) {
+  std::lock_guard<std::mutex> lock(State().mutex);
+  State().in_child.push_back(function);
+}
 
 void HoldAcrossFork(std::mutex& mutex) {
   std::lock_guard<std::mutex> lock(State().mutex);

@@ -17,4 +17,7 @@ DTORCH_API uint32_t ForkGeneration();
 /// ever. Locks are taken in the order in which they were registered.
 DTORCH_API void HoldAcrossFork(std::mutex& mutex);
 
+/// Has `function` called in every forked child, once the locks are free again.
+DTORCH_API void OnForkInChild(void (*function)());
+
 }  // namespace dtorch

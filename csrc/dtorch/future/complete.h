@@ -8,7 +8,9 @@
 #include <exception>
 
 // How everything of ours completes a future. Completing runs the callbacks of the future in this
-// thread, so the host's lock is dropped meanwhile. The caller holds no lock.
+// thread, so the host's lock is dropped meanwhile, unless there are none but the one that feeds the
+// list of waiters: then the lock is kept, since every hand-over of it costs more than the rest. The
+// caller holds no lock of ours.
 namespace dtorch {
 
 DTORCH_API void CompleteWithValue(const FuturePtr& future, c10::IValue value);

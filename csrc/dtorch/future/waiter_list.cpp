@@ -213,6 +213,12 @@ void Waiter::Unlink() {
   list_->Remove(*this);
 }
 
+bool HasWaiterList(const FuturePtr& future) {
+  Shard& shard = ShardOf(future.get());
+  std::lock_guard<std::mutex> lock(shard.mutex);
+  return shard.lists.Find(future.get()) != nullptr;
+}
+
 void PrepareForWaiters(const FuturePtr& promised) {
   WaiterList::Link(promised, nullptr, nullptr, /*promised=*/true);
 }

@@ -69,4 +69,7 @@ class DTORCH_API Waiter {
 /// its parent's.
 DTORCH_API void PrepareForWaiters(const FuturePtr& promised);
 
+/// Whether the callback that feeds a list of waiters hangs on `future`.
+bool HasWaiterList(const FuturePtr& future);
+
 }  // namespace dtorch

@@ -25,12 +25,6 @@ torch::CppFunction Boxed() {
   return torch::CppFunction::makeFromBoxedFunction<&BoxedKernel<kFn>::Call>();
 }
 
-[[noreturn]] std::string RefuseToTravel() {
-  throw DTorchError(
-      "expected a promise that can leave its process, got one of the memory backend, which cannot: "
-      "give it to a thread of this process, or send the value by other means");
-}
-
 template <typename State>
 torch::class_<State> DefinePromise(torch::Library& m, const char* name) {
   using Self = c10::intrusive_ptr<State>;
@@ -41,8 +35,9 @@ torch::class_<State> DefinePromise(torch::Library& m, const char* name) {
              self->SetError(std::make_exception_ptr(std::runtime_error(message)));
            })
       .def("cancel", [](const Self& self) { return self->Cancel(); })
-      .def_pickle([](const Self&) -> std::string { RefuseToTravel(); },
-                  [](const std::string&) -> Self { RefuseToTravel(); });
+      .def("token", [](const Self& self) { return self->Token(); })
+      .def_pickle([](const Self& self) { return self->Token(); },
+                  [](const std::string& token) { return State::FromToken(token); });
 }
 
 }  // namespace

@@ -28,6 +28,12 @@ class DTORCH_API TensorPromise {
   bool Cancel() const { return state_->Cancel(); }
   TensorFuture GetFuture() const { return TensorFuture(state_->future()); }
 
+  /// Text, for another process of this machine: FromToken() there makes a producer of it.
+  std::string Token() const { return state_->Token(); }
+  static TensorPromise FromToken(const std::string& token) {
+    return TensorPromise(TensorPromiseState::FromToken(token));
+  }
+
   /// For operators and scripted functions, which take a torch.classes.dtorch.TensorPromise.
   c10::IValue ToIValue() const;
 
@@ -46,6 +52,10 @@ class DTORCH_API VoidPromise {
   void SetException(const std::string& message) const;
   bool Cancel() const { return state_->Cancel(); }
   VoidFuture GetFuture() const { return VoidFuture(state_->future()); }
+  std::string Token() const { return state_->Token(); }
+  static VoidPromise FromToken(const std::string& token) {
+    return VoidPromise(VoidPromiseState::FromToken(token));
+  }
   c10::IValue ToIValue() const;
 
  private:

@@ -1,0 +1,28 @@
+#pragma once
+
+#include "dtorch/shm/attachment.h"
+#include "dtorch/shm/mailbox.h"
+
+#include <ATen/core/ivalue.h>
+
+#include <exception>
+
+// Tensors and errors as bytes in shared memory, and back.
+namespace dtorch::file {
+
+/// `value` as it can be sent: on the CPU, without lazy conjugation or negation, detached. Its
+/// elements may still be strided. c10::TypeError, which names the kind and what to call instead,
+/// for what has no plain elements.
+at::Tensor Sendable(const at::Tensor& value);
+
+/// What Attachment::Prepare is told of a sendable tensor. Refers to its sizes.
+shm::Attachment::Value Describe(const at::Tensor& sendable);
+
+/// Writes the elements, in order, to `bytes`.
+void Write(const at::Tensor& sendable, std::byte* bytes);
+
+/// The tensor in what was received, without a copy: it keeps the block. std::runtime_error if what
+/// was received makes no sense.
+at::Tensor Read(shm::Received received);
+
+}  // namespace dtorch::file

@@ -1,0 +1,156 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+// The bytes of a mailbox: what a producer process and the consumer process agree on. Nothing in
+// here is a pointer. What is read from here was written by another process and is checked before
+// it is used.
+//
+// A mailbox is one sparse memfd of the consumer:
+//
+//   header | summary | ready bits | lanes | slots | holds of every lane | data of every lane
+//
+// A *slot* is the meeting point of one promise. A *lane* is claimed by one producer process: its
+// holds say which promises it may still fulfil, its data is where it puts large values. There is
+// no lock in shared memory, so none can be left held.
+namespace dtorch::shm {
+
+inline constexpr uint64_t kMagic = 0x31786f6264746f72;  // "rotdbox1"
+inline constexpr uint32_t kVersion = 1;
+
+inline constexpr uint32_t kSlots = 1u << 20;  // promises that can be outstanding
+inline constexpr uint32_t kLanes = 512;       // producer processes at a time
+inline constexpr uint64_t kLaneBytes = uint64_t{1} << 34;
+inline constexpr uint32_t kOwnerLane = 0xffff;  // the consumer itself, where a lane is named
+
+// The life of a slot, in the low byte of its word:
+//
+//   free --Allocate--> pending --Claim--> claimed --Publish--> ready --Take--> free
+//                         |                  |
+//                         |                  `--the claimant died--> pending, or free if nobody
+//                         |                                          else holds it (broken)
+//                         |--the last holder went away--> free (broken)
+//                         `--the owner fulfils or cancels it--> free
+//
+// Every move is one compare-and-swap on the whole word, which names the claimant's lane and the
+// slot's generation: no crash leaves a claim without an owner, and no stale token hits a slot that
+// is used again. A producer makes the moves Claim and Publish; all others are the consumer's.
+enum class State : uint8_t { kFree = 0, kPending = 1, kClaimed = 2, kReady = 3 };
+
+struct SlotWord {
+  State state = State::kFree;
+  uint16_t lane = 0;
+  uint32_t generation = 0;
+
+  uint64_t Pack() const {
+    return uint64_t{generation} << 32 | uint64_t{lane} << 8 | static_cast<uint64_t>(state);
+  }
+  static SlotWord Unpack(uint64_t word) {
+    return {static_cast<State>(word & 0xff), static_cast<uint16_t>(word >> 8),
+            static_cast<uint32_t>(word >> 32)};
+  }
+};
+
+enum class Payload : uint8_t { kNothing = 0, kTensor = 1, kError = 2 };
+
+inline constexpr size_t kMaxDims = 64;
+inline constexpr size_t kInlineDims = 8;
+inline constexpr size_t kInlineBytes = 144;
+
+// What a producer publishes. Small values lie in the slot itself. Large ones, and shapes of more
+// dimensions than fit, lie in a block of the producer's lane: first the bytes, then the shape.
+struct Description {
+  Payload payload;
+  uint8_t dtype;
+  uint8_t dims;
+  uint8_t in_block;  // whether the bytes are in the lane
+  uint32_t padding;
+  uint64_t block;  // offset in the lane's data; 0 is none
+  uint64_t bytes;  // of the value
+  int64_t sizes[kInlineDims];
+  alignas(16) std::byte value[kInlineBytes];
+};
+
+// Where in a block a long shape lies: behind the value.
+constexpr uint64_t ShapeOffset(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+struct alignas(64) Slot {
+  std::atomic<uint64_t> word;
+  std::atomic<uint32_t> held;         // a producer has unpickled it, in this generation
+  std::atomic<uint32_t> handed_over;  // a producer has pickled it on, and nobody has unpickled that
+  Description description;
+};
+static_assert(sizeof(Slot) == 256);
+
+struct alignas(64) Lane {
+  std::atomic<uint64_t> owner;     // ProcessId::ToWord, written before any claim; or as below
+  std::atomic<uint64_t> returned;  // blocks that the consumer gives back: a stack, by offset
+};
+static_assert(sizeof(Lane) == 64);
+
+inline constexpr uint64_t kFreeLane = 0;
+inline constexpr uint64_t kRetiredLane = ~uint64_t{0};  // its producer is dead, its blocks in use
+
+struct Header {
+  uint64_t magic;
+  uint32_t version;
+  uint32_t slots;
+  uint32_t lanes;
+  uint32_t padding;
+  uint64_t lane_bytes;
+  uint8_t nonce[16];
+  std::atomic<uint32_t> armed;       // the consumer sleeps, or is about to: ring
+  std::atomic<uint32_t> new_lane;    // a lane was claimed since the consumer has looked
+  std::atomic<uint32_t> lanes_used;  // lanes with this index and above were never claimed
+};
+
+// In front of every block of a lane; the value starts right behind it.
+struct alignas(64) BlockHeader {
+  uint64_t bytes;  // behind the header
+  uint64_t next;   // in the stack of returned blocks; 0 is the end
+};
+static_assert(sizeof(BlockHeader) == 64);
+
+inline constexpr uint64_t kPage = 4096;
+inline constexpr uint64_t kSummaryAt = kPage;  // a bit for each word of ready bits
+inline constexpr uint64_t kReadyAt = kSummaryAt + kPage;
+inline constexpr uint64_t kLanesAt = kReadyAt + kSlots / 8;
+inline constexpr uint64_t kSlotsAt = kLanesAt + kLanes * sizeof(Lane);
+inline constexpr uint64_t kHoldsAt = kSlotsAt + kSlots * sizeof(Slot);
+inline constexpr uint64_t kHoldsBytes = kSlots * sizeof(uint32_t);  // of one lane
+inline constexpr uint64_t kMetaBytes = kHoldsAt + kLanes * kHoldsBytes;
+inline constexpr uint64_t kDataAt = uint64_t{1} << 34;
+inline constexpr uint64_t kTotalBytes = kDataAt + kLanes * kLaneBytes;
+
+static_assert(kSlots / 64 / 64 * 8 <= kPage);
+static_assert(kLanesAt % kPage == 0 && kSlotsAt % kPage == 0 && kHoldsAt % kPage == 0);
+static_assert(kMetaBytes <= kDataAt);
+static_assert(std::atomic<uint64_t>::is_always_lock_free);
+
+// The parts of a mapping of the first kMetaBytes.
+class Meta {
+ public:
+  Meta() = default;
+  explicit Meta(std::byte* base) : base_(base) {}
+
+  Header& header() const { return *At<Header>(0); }
+  std::atomic<uint64_t>* summary() const { return At<std::atomic<uint64_t>>(kSummaryAt); }
+  std::atomic<uint64_t>* ready() const { return At<std::atomic<uint64_t>>(kReadyAt); }
+  Lane& lane(uint32_t index) const { return At<Lane>(kLanesAt)[index]; }
+  Slot& slot(uint32_t index) const { return At<Slot>(kSlotsAt)[index]; }
+  /// The generation in which a lane holds a slot; 0 is never.
+  std::atomic<uint32_t>& hold(uint32_t lane, uint32_t slot) const {
+    return At<std::atomic<uint32_t>>(kHoldsAt + lane * kHoldsBytes)[slot];
+  }
+
+ private:
+  template <typename T>
+  T* At(uint64_t offset) const {
+    return reinterpret_cast<T*>(base_ + offset);
+  }
+  std::byte* base_ = nullptr;
+};
+
+}  // namespace dtorch::shm

@@ -1,0 +1,67 @@
+#include "dtorch/sys/process.h"
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+namespace dtorch {
+namespace {
+
+std::string ReadSmallFile(const char* path) {
+  char buffer[1024];
+  const Fd fd(open(path, O_RDONLY | O_CLOEXEC));
+  const ssize_t size = fd ? read(fd.get(), buffer, sizeof(buffer)) : -1;
+  return size > 0 ? std::string(buffer, static_cast<size_t>(size)) : std::string();
+}
+
+}  // namespace
+
+ProcessId ThisProcess() {
+  // Not getpid(): in a PID namespace with the /proc of another one it would name somebody else.
+  char link[32] = {};
+  const ssize_t size = readlink("/proc/self", link, sizeof(link) - 1);
+  const auto pid = size > 0 ? static_cast<uint32_t>(strtoul(link, nullptr, 10))
+                            : static_cast<uint32_t>(getpid());
+  return FindProcess(pid).value_or(ProcessId{pid, 0});
+}
+
+std::optional<ProcessId> FindProcess(uint32_t pid) {
+  const std::string stat = ReadSmallFile(("/proc/" + std::to_string(pid) + "/stat").c_str());
+  // The name, in parentheses, may hold anything. The start time is the 20th field behind it.
+  const size_t name_end = stat.rfind(')');
+  if (name_end == std::string::npos) return std::nullopt;
+  size_t at = name_end + 1;
+  for (int field = 0; field < 20; ++field) {
+    at = stat.find(' ', at + (field > 0));
+    if (at == std::string::npos) return std::nullopt;
+  }
+  const auto start = strtoull(stat.c_str() + at + 1, nullptr, 10);
+  return ProcessId{pid, static_cast<uint32_t>(start)};
+}
+
+Fd WatchProcess(ProcessId process) {
+  Fd fd(static_cast<int>(syscall(SYS_pidfd_open, process.pid, 0)));
+  if (!fd) return fd;
+  // Opened first, compared then: the descriptor stays with the process that it was opened for.
+  const auto found = FindProcess(process.pid);
+  if (found && *found == process) return fd;
+  errno = ESRCH;
+  return Fd();
+}
+
+uint64_t PidNamespace() {
+  struct stat info{};
+  return stat("/proc/self/ns/pid", &info) == 0 ? info.st_ino : 0;
+}
+
+std::string BootId() {
+  std::string id = ReadSmallFile("/proc/sys/kernel/random/boot_id");
+  while (!id.empty() && id.back() == '\n') id.pop_back();
+  return id;
+}
+
+}  // namespace dtorch
