@@ -82,10 +82,9 @@ def _copy_without_frames(exc: BaseException) -> BaseException:
     cls = type(exc)
     native: Any = next(c for c in cls.__mro__ if c.__module__ == "builtins")
     arguments = native.__reduce__(exc)[1]
-    copy = cls.__new__(cls, *exc.args)
-    if type(copy) is not cls:
-        raise TypeError(f"{cls.__name__}.__new__ gives {type(copy).__name__}")
-    native.__init__(copy, *arguments)  # fills the fields of OSError, StopIteration and their like
+    # Both fill the fields of OSError, StopIteration and their like.
+    copy: BaseException = native.__new__(cls, *arguments)
+    native.__init__(copy, *arguments)
     copy.args = exc.args
     for base in cls.__mro__:
         slots = base.__dict__.get("__slots__", ())
@@ -168,7 +167,7 @@ def _decode(module: str, name: str, message: str, traceback_text: str, arguments
         try:
             args, native_args = json.loads(arguments)
             native: Any = next(c for c in cls.__mro__ if c.__module__ == "builtins")
-            exc = cls.__new__(cls, *args)
+            exc = native.__new__(cls, *native_args)
             native.__init__(exc, *native_args)
             exc.args = tuple(args)
             return _Kept(exc, traceback_text)

@@ -29,6 +29,10 @@ std::mutex& InstanceMutex() {
   }();
   return *mutex;
 }
+constexpr uint64_t Key(shm::Mailbox::Place place) {
+  return uint64_t{place.generation} << 32 | place.slot;
+}
+
 std::atomic<Service*> instance{nullptr};  // leaked on purpose: tensors may outlive everything
 
 }  // namespace
@@ -81,22 +85,21 @@ std::unique_ptr<OwnerEnd> Service::Export(c10::intrusive_ptr<PromiseState> promi
   const auto place = mailbox_.Allocate();
   token.slot = place.slot;
   token.generation = place.generation;
-  promises_[place.slot] = {place.generation, std::move(promise)};
+  promises_.emplace(Key(place), std::move(promise));
   return std::make_unique<End>(*this, token);
 }
 
 c10::intrusive_ptr<PromiseState> Service::Find(const shm::Token& token) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto it = promises_.find(token.slot);
-  if (it == promises_.end() || it->second.first != token.generation) return {};
-  return it->second.second;
+  const auto it = promises_.find(Key({token.slot, token.generation}));
+  return it == promises_.end() ? c10::intrusive_ptr<PromiseState>() : it->second;
 }
 
 c10::intrusive_ptr<PromiseState> Service::Forget(shm::Mailbox::Place place) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto it = promises_.find(place.slot);
-  if (it == promises_.end() || it->second.first != place.generation) return {};
-  auto promise = std::move(it->second.second);
+  const auto it = promises_.find(Key(place));
+  if (it == promises_.end()) return {};
+  auto promise = std::move(it->second);
   promises_.erase(it);
   return promise;
 }

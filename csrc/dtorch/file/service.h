@@ -42,7 +42,8 @@ class Service {
 
   shm::Mailbox mailbox_;
   std::mutex mutex_;  // guards the table
-  std::unordered_map<uint32_t, std::pair<uint32_t, c10::intrusive_ptr<PromiseState>>> promises_;
+  // By slot and generation: a slot may be used again before its last event was delivered.
+  std::unordered_map<uint64_t, c10::intrusive_ptr<PromiseState>> promises_;
   std::atomic<int> listening_{0};  // threads that sleep, or are about to
   std::atomic<bool> stopping_{false};
 };

@@ -111,7 +111,8 @@ std::shared_ptr<Attachment> Attachment::To(const Address& address) {
   struct Table {
     std::mutex mutex;
     uint32_t generation = ForkGeneration();
-    std::vector<std::weak_ptr<Attachment>> attachments;
+    // Kept while the other process lives: its lane stays ours, and its memory warm.
+    std::vector<std::shared_ptr<Attachment>> attachments;
   };
   static auto* table = [] {
     auto* made = new Table;
@@ -119,17 +120,17 @@ std::shared_ptr<Attachment> Attachment::To(const Address& address) {
     return made;
   }();
   std::lock_guard<std::mutex> lock(table->mutex);
-  if (table->generation != ForkGeneration()) {  // a lane belongs to one process
-    table->attachments.clear();
+  auto& known = table->attachments;
+  if (table->generation != ForkGeneration()) {
+    // A lane belongs to one process: the parent's are left to it, mappings and all.
+    new std::vector<std::shared_ptr<Attachment>>(std::move(known));
+    known = {};
     table->generation = ForkGeneration();
   }
-  auto& known = table->attachments;
-  std::erase_if(known, [](const auto& each) { return each.expired(); });
   for (const auto& each : known) {
-    if (auto attachment = each.lock(); attachment && attachment->address() == address) {
-      return attachment;
-    }
+    if (each->address() == address) return each;
   }
+  std::erase_if(known, [](const auto& each) { return !each->OwnerLives(); });
   auto attachment = std::make_shared<Attachment>(address);
   known.push_back(attachment);
   return attachment;

@@ -216,7 +216,8 @@ void Mailbox::Take(Place place, uint32_t lane_index, std::vector<Event>& events)
   received.payload = description.payload;
   received.dtype = description.dtype;
   received.bytes = description.bytes;
-  const auto lane = lane_index < kLanes ? lanes_[lane_index] : nullptr;
+  // Its process may have claimed it since we have looked.
+  const auto lane = lane_index < kLanes && Watch(lane_index) ? lanes_[lane_index] : nullptr;
   std::byte* block = nullptr;
   const size_t shape_bytes =
       description.dims > kInlineDims ? description.dims * sizeof(int64_t) : 0;
@@ -264,22 +265,25 @@ void Mailbox::Look(uint32_t index, std::vector<Event>& events) {
   }
 }
 
-void Mailbox::WatchNewLanes(std::vector<Event>& events) {
-  if (meta_.header().new_lane.exchange(0) == 0) return;
-  for (uint32_t index = 0; index < LanesUsed(); ++index) {
-    if (lanes_[index]) continue;
-    const uint64_t word = meta_.lane(index).owner.load();
-    if (word == kFreeLane || word == kRetiredLane) continue;
-    const auto producer = ProcessId::FromWord(word);
-    lanes_[index] = std::make_shared<ConsumerLane>(memory_.get(), meta_, index, producer);
-    lanes_[index]->watch = WatchProcess(producer);
-    if (!lanes_[index]->watch) {
-      OnDeath(index, events);  // it has ended already
-      continue;
-    }
+bool Mailbox::Watch(uint32_t index) {
+  if (lanes_[index]) return true;
+  const uint64_t word = meta_.lane(index).owner.load();
+  if (word == kFreeLane || word == kRetiredLane) return false;
+  const auto producer = ProcessId::FromWord(word);
+  lanes_[index] = std::make_shared<ConsumerLane>(memory_.get(), meta_, index, producer);
+  lanes_[index]->watch = WatchProcess(producer);
+  if (lanes_[index]->watch) {
     epoll_event event{EPOLLIN | EPOLLONESHOT, {.u64 = index}};
     epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, lanes_[index]->watch.get(), &event);
+  } else {
+    ended_.push_back(index);  // it has ended already
   }
+  return true;
+}
+
+void Mailbox::WatchNewLanes() {
+  if (meta_.header().new_lane.exchange(0) == 0) return;
+  for (uint32_t index = 0; index < LanesUsed(); ++index) Watch(index);
 }
 
 void Mailbox::OnDeath(uint32_t lane, std::vector<Event>& events) {
@@ -306,7 +310,7 @@ void Mailbox::OnDeath(uint32_t lane, std::vector<Event>& events) {
 std::vector<Mailbox::Event> Mailbox::Collect() {
   std::vector<Event> events;
   std::lock_guard<std::mutex> lock(mutex_);
-  WatchNewLanes(events);
+  WatchNewLanes();
   const auto* summary = meta_.summary();
   for (uint32_t i = 0; i < kSlots / 64 / 64; ++i) {
     if (summary[i].load(std::memory_order_relaxed) == 0) continue;
@@ -323,7 +327,7 @@ std::vector<Mailbox::Event> Mailbox::Collect() {
     // Asked again: the lane may be another process's by now.
     if (!lanes_[lane]) continue;
     pollfd ended{lanes_[lane]->watch.get(), POLLIN, 0};
-    if (poll(&ended, 1, 0) == 1) OnDeath(lane, events);
+    if (!lanes_[lane]->watch || poll(&ended, 1, 0) == 1) OnDeath(lane, events);
   }
   // Armed before the last look at the bits: whoever sets one after that look rings.
   meta_.header().armed.store(1);

@@ -86,7 +86,8 @@ class DTORCH_API Mailbox {
   void Free(Place place);      // the slot has left its last state
   uint32_t LanesUsed() const;  // what the header says, made safe
   bool IsHeld(Place place) const;
-  void WatchNewLanes(std::vector<Event>& events);
+  bool Watch(uint32_t lane);  // false if nobody has claimed it
+  void WatchNewLanes();
   void OnDeath(uint32_t lane, std::vector<Event>& events);
   void Look(uint32_t slot, std::vector<Event>& events);  // at one slot that wants attention
   void Take(Place place, uint32_t lane, std::vector<Event>& events);
