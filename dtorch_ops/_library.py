@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import sysconfig
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import torch
 
-from . import _build_info
+_NOT_BUILT = (
+    "dtorch_ops: {what} is missing: the package was not built for this Python. In a checkout run "
+    "'make build', or 'pip install --no-build-isolation -e .' with the torch that is to be used."
+)
+try:
+    from . import _build_info
+except ImportError:
+    raise ImportError(_NOT_BUILT.format(what="_build_info.py")) from None
 
 _HERE = Path(__file__).resolve().parent
 
@@ -46,17 +54,17 @@ def load() -> None:
     library = _HERE / "lib" / "libdtorch_ops.so"
     if _is_loaded():
         with open("/proc/self/maps") as maps:
-            if str(library) not in maps.read():
-                raise ImportError(
-                    "dtorch_ops: the operators of the namespace 'dtorch' are loaded already, from "
-                    f"another file than {library}: import the package from one place only."
-                )
+            loaded = {line.split(maxsplit=5)[-1].strip() for line in maps}
+        if str(library) not in loaded:
+            raise ImportError(
+                "dtorch_ops: the operators of the namespace 'dtorch' are loaded already, from "
+                f"another file than {library}: import the package from one place only."
+            )
         return
     if not library.exists():
-        raise ImportError(
-            f"dtorch_ops: {library} is missing: the package was not built. In a checkout run "
-            "'make build', or 'pip install --no-build-isolation -e .'."
-        )
+        raise ImportError(_NOT_BUILT.format(what=library))
+    if not any((_HERE / f"_C{suffix}").exists() for suffix in EXTENSION_SUFFIXES):
+        raise ImportError(_NOT_BUILT.format(what=f"_C{EXTENSION_SUFFIXES[0]}"))
     torch.ops.load_library(library)  # type: ignore[no-untyped-call]
 
 

@@ -30,7 +30,12 @@ def _device_list(devices: Devices | None) -> list[torch.device] | None:
                 "devices: expected a torch.device, a string or an index, or a list of them, got "
                 f"{type(device).__name__}"
             )
-    return [torch.device(device) for device in listed]
+    try:
+        return [torch.device(device) for device in listed]
+    except RuntimeError as error:
+        raise ValueError(
+            f"devices: expected devices that torch knows, got {listed!r}: {error}"
+        ) from None
 
 
 def sync_future(devices: Devices | None = None) -> VoidFuture:

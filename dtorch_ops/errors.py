@@ -7,10 +7,13 @@ builtin :class:`TimeoutError`, and a cancelled promise is
 
 from __future__ import annotations
 
+import builtins
 import concurrent.futures
 import json
 import sys
 import traceback
+from collections.abc import Iterator
+from types import GetSetDescriptorType, MemberDescriptorType
 from typing import Any, NamedTuple, cast
 
 from . import _C
@@ -74,26 +77,55 @@ class _Kept(NamedTuple):
     traceback_text: str
 
 
+def _native_class(cls: type[BaseException]) -> Any:
+    return next(c for c in cls.__mro__ if c.__module__ == "builtins")
+
+
+# What is not copied with the other fields of a native class: args and what makes frames reachable.
+# An AttributeError's obj may be the very promise that the error is set on.
+_LEFT_BEHIND = {"args", "obj", "__cause__", "__context__", "__suppress_context__", "__traceback__"}
+
+
+def _is_group(exc: BaseException) -> bool:
+    group = getattr(builtins, "BaseExceptionGroup", None)  # Python 3.11
+    return group is not None and isinstance(exc, group)
+
+
+def _fields(cls: type) -> Iterator[str]:
+    """The names of what instances of ``cls`` keep outside of their ``__dict__``."""
+    for base in cls.__mro__:
+        for name, member in vars(base).items():
+            if isinstance(member, MemberDescriptorType | GetSetDescriptorType):
+                yield name
+
+
 def _copy_without_frames(exc: BaseException) -> BaseException:
     """A new exception of the same type, args and attributes, made without calling ``__init__``.
 
-    The constructor of a user's class may take other arguments than ``args``, or have side effects.
+    The constructor of a user's class may take other arguments than ``args``, or have side effects;
+    its ``__setattr__`` may refuse.
     """
     cls = type(exc)
-    native: Any = next(c for c in cls.__mro__ if c.__module__ == "builtins")
-    arguments = native.__reduce__(exc)[1]
+    native = _native_class(cls)
+    arguments, args = native.__reduce__(exc)[1], exc.args
+    if _is_group(exc):
+        message, members = arguments
+        arguments = message, [_copy_without_frames(member) for member in members]
+        args = (*args[:1], arguments[1], *args[2:])
     # Both fill the fields of OSError, StopIteration and their like.
     copy: BaseException = native.__new__(cls, *arguments)
     native.__init__(copy, *arguments)
-    copy.args = exc.args
-    for base in cls.__mro__:
-        slots = base.__dict__.get("__slots__", ())
-        for name in (slots,) if isinstance(slots, str) else slots:
-            if name not in ("__dict__", "__weakref__") and hasattr(exc, name):
-                setattr(copy, name, getattr(exc, name))
+    vars(BaseException)["args"].__set__(copy, args)
+    for name in _fields(cls):
+        if name in _LEFT_BEHIND or name in ("__dict__", "__weakref__", "__class__"):
+            continue
+        try:
+            object.__setattr__(copy, name, object.__getattribute__(exc, name))
+        except (AttributeError, TypeError):
+            continue  # unset, or read-only
     copy.__dict__.update(exc.__dict__)
-    if isinstance(exc, ImportError) and isinstance(copy, ImportError):
-        copy.name, copy.path, copy.msg = exc.name, exc.path, exc.msg
+    if isinstance(notes := copy.__dict__.get("__notes__"), list):
+        copy.__dict__["__notes__"] = list(notes)  # add_note() of one reader is not for the others
     return copy
 
 
@@ -104,13 +136,16 @@ def _traceback_text(exc: BaseException) -> str:
             return earlier
         again = "".join(traceback.format_exception(type(exc), exc, exc.__traceback__, chain=False))
         return f"{earlier}\nand was raised again:\n\n{again}"
-    if exc.__traceback__ is None and exc.__cause__ is None:
+    if exc.__traceback__ is None and exc.__cause__ is None and not _is_group(exc):
         return ""
     return "".join(traceback.format_exception(type(exc), exc, exc.__traceback__))
 
 
 def _preserve(exc: BaseException) -> _Kept:
-    text = _traceback_text(exc)
+    try:
+        text = _traceback_text(exc)
+    except Exception:
+        text = ""
     try:
         return _Kept(_copy_without_frames(exc), text)
     except Exception:
@@ -123,7 +158,8 @@ def _revive(kept: _Kept) -> BaseException:
     except Exception:
         fresh = kept.prototype.with_traceback(None)
     if kept.traceback_text:
-        fresh.__cause__ = ProducerTraceback(kept.traceback_text)
+        cause = ProducerTraceback(kept.traceback_text)
+        vars(BaseException)["__cause__"].__set__(fresh, cause)
     return fresh
 
 
@@ -134,7 +170,7 @@ def _encode(kept: _Kept) -> tuple[str, str, str, str, str]:
         message = str(exc)
     except Exception:
         message = "(its __str__ raised)"
-    native: Any = next(c for c in type(exc).__mro__ if c.__module__ == "builtins")
+    native = _native_class(type(exc))
     try:
         arguments = json.dumps([exc.args, native.__reduce__(exc)[1]])
         if json.loads(arguments) != [list(exc.args), list(native.__reduce__(exc)[1])]:
@@ -166,7 +202,7 @@ def _decode(module: str, name: str, message: str, traceback_text: str, arguments
     if isinstance(cls, type) and issubclass(cls, BaseException) and arguments:
         try:
             args, native_args = json.loads(arguments)
-            native: Any = next(c for c in cls.__mro__ if c.__module__ == "builtins")
+            native = _native_class(cls)
             exc = native.__new__(cls, *native_args)
             native.__init__(exc, *native_args)
             exc.args = tuple(args)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import AsyncIterator, Iterable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from torch._C import Future as TorchFuture
 
@@ -15,9 +15,10 @@ from .future import Future
 __all__ = ["as_completed", "collect_all", "collect_any", "wait_all"]
 
 T = TypeVar("T")
+F = TypeVar("F", bound="TorchFuture[Any]")
 
 
-def collect_all(futures: Iterable[TorchFuture[T]]) -> Future[list[TorchFuture[T]]]:
+def collect_all(futures: Iterable[F]) -> Future[list[F]]:
     """A future of the list of ``futures``, complete when all are.
 
     The first error of any member completes it with that error at once, while the rest still run.
@@ -75,7 +76,7 @@ def wait_all(futures: Iterable[TorchFuture[T]], timeout_ms: float | None = None)
     return _C.wait_all(futures, timeout_ms)
 
 
-class as_completed(Generic[T]):
+class as_completed(Generic[F]):
     """Iterate over ``futures`` in the order in which they complete; ``async for`` works too.
 
     Gives the objects that were passed. Stopping early leaves nothing on the pending ones.
@@ -97,24 +98,24 @@ class as_completed(Generic[T]):
         tensor([1.])
     """
 
-    def __init__(self, futures: Iterable[TorchFuture[T]], timeout_ms: float | None = None) -> None:
+    def __init__(self, futures: Iterable[F], timeout_ms: float | None = None) -> None:
         self._futures = list(futures)
         self._queue = _C.CompletionQueue(self._futures, timeout_ms)
-        self._watch: _Watch[T] | None = None
+        self._watch: _Watch[F] | None = None
 
-    def __iter__(self) -> Iterator[TorchFuture[T]]:
+    def __iter__(self) -> Iterator[F]:
         return self
 
-    def __next__(self) -> TorchFuture[T]:
+    def __next__(self) -> F:
         index = self._queue.pop()
         if index is None:
             raise StopIteration
         return self._futures[index]
 
-    def __aiter__(self) -> AsyncIterator[TorchFuture[T]]:
+    def __aiter__(self) -> AsyncIterator[F]:
         return self
 
-    async def __anext__(self) -> TorchFuture[T]:
+    async def __anext__(self) -> F:
         if self._watch is None:
             self._watch = _Watch(self._futures)
         if self._watch.remaining == 0:
@@ -128,12 +129,12 @@ class as_completed(Generic[T]):
             ) from None
 
 
-class _Watch(Generic[T]):
+class _Watch(Generic[F]):
     """Completions of a group, as one event loop sees them."""
 
-    def __init__(self, futures: list[TorchFuture[T]]) -> None:
+    def __init__(self, futures: list[F]) -> None:
         self.remaining = len(futures)
-        self._done: asyncio.Queue[TorchFuture[T]] = asyncio.Queue()
+        self._done: asyncio.Queue[F] = asyncio.Queue()
         self._waiters = []  # the watching ends when they are dropped
         for future in futures:
             watched = _asyncio.watch(future)
@@ -144,10 +145,10 @@ class _Watch(Generic[T]):
             self._waiters.append(waiter)
             completed.add_done_callback(functools.partial(self._put, future))
 
-    def _put(self, future: TorchFuture[T], _: object) -> None:
+    def _put(self, future: F, _: object) -> None:
         self._done.put_nowait(future)
 
-    async def pop(self) -> TorchFuture[T]:
+    async def pop(self) -> F:
         future = await self._done.get()
         self.remaining -= 1
         return future

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from . import _C
 from . import _library as _library  # registers the native classes
@@ -10,7 +11,33 @@ from . import _library as _library  # registers the native classes
 __all__ = ["TensorPromise", "VoidPromise"]
 
 
-class TensorPromise(_C.TensorPromiseBase):
+class _Promise:
+    """What both classes of promise share."""
+
+    __slots__ = ()
+
+    # torch.ScriptObject forwards these to methods of the native class, which has none.
+    __eq__ = object.__eq__
+    __ne__ = object.__ne__
+    __hash__ = object.__hash__
+    __setattr__ = object.__setattr__
+
+    def __reduce__(self: Any) -> tuple[Callable[[str], object], tuple[str]]:
+        return type(self).from_token, (self.token(),)
+
+    def __repr__(self: Any) -> str:
+        return f"<{type(self).__name__} {'pending' if self.is_pending() else 'satisfied'}>"
+
+    __str__ = __repr__
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __copy__(self: Any) -> Any:
+        return self
+
+
+class TensorPromise(_Promise, _C.TensorPromiseBase):
     """The producing end of a :class:`~dtorch_ops.TensorFuture`, to be fulfilled once.
 
     Operators and scripted functions take it as a ``torch.classes.dtorch.TensorPromise``. Pickled,
@@ -32,16 +59,8 @@ class TensorPromise(_C.TensorPromiseBase):
 
     __slots__ = ()
 
-    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
-        return type(self).from_token, (self.token(),)
 
-    def __repr__(self) -> str:
-        return f"<TensorPromise {'pending' if self.is_pending() else 'satisfied'}>"
-
-    __str__ = __repr__  # the base class has one of its own
-
-
-class VoidPromise(_C.VoidPromiseBase):
+class VoidPromise(_Promise, _C.VoidPromiseBase):
     """The producing end of a :class:`~dtorch_ops.VoidFuture`: as :class:`TensorPromise`, valueless.
 
     Example:
@@ -52,11 +71,3 @@ class VoidPromise(_C.VoidPromiseBase):
     """
 
     __slots__ = ()
-
-    def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
-        return type(self).from_token, (self.token(),)
-
-    def __repr__(self) -> str:
-        return f"<VoidPromise {'pending' if self.is_pending() else 'satisfied'}>"
-
-    __str__ = __repr__  # the base class has one of its own

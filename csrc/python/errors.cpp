@@ -8,6 +8,7 @@
 #include <torch/csrc/Exceptions.h>
 
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -140,7 +141,10 @@ void SetAnyError(const std::exception_ptr& error) {
 std::exception_ptr MakePythonError(py::handle exception) {
   std::string what = Describe(exception);
   PyObject* kept = PyObject_CallOneArg(registered.preserve, exception.ptr());
-  if (!kept) throw py::error_already_set();
+  if (!kept) {  // an exception that cannot be looked at is an error all the same
+    PyErr_Clear();
+    return std::make_exception_ptr(std::runtime_error(what));
+  }
   return std::make_exception_ptr(
       PythonError(py::reinterpret_steal<py::object>(kept), std::move(what)));
 }

@@ -12,7 +12,8 @@ namespace dtorch::python {
 /// original type, with its args and the text of its traceback.
 ///
 /// Frames are never kept: they hold the setter's locals, often the promise itself, and a cycle
-/// through a native future can never be collected. Needs the lock.
+/// through a native future can never be collected. Needs the lock; throws nothing, and leaves no
+/// Python error set.
 std::exception_ptr MakePythonError(pybind11::handle exception);
 
 /// The error behind `value` if it is an exception object, as torch.futures.Future.set_exception

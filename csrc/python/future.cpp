@@ -23,6 +23,7 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
+#include <mutex>
 #include <utility>
 
 namespace dtorch::python {
@@ -133,6 +134,7 @@ std::shared_ptr<Callback> MakeCallback(PyObject* self, PyObject* function) {
 
 std::exception_ptr TakePythonError() {
   py::error_already_set error;
+  if (error.trace()) PyException_SetTraceback(error.value().ptr(), error.trace().ptr());
   return MakePythonError(error.value());
 }
 
@@ -204,6 +206,7 @@ PyObject* Then(PyObject* self, PyObject* function) {
     auto callback = MakeCallback(self, function);
     const FuturePtr parent = HandleOf(self).fut;
     const FuturePtr child = parent->createInstance(c10::PyObjectType::get());
+    if (!parent->completed()) PrepareForWaiters(child);
     const auto run = [child, callback = std::move(callback)](c10::ivalue::Future& future) {
       c10::IValue value;
       std::exception_ptr error;
@@ -217,6 +220,8 @@ PyObject* Then(PyObject* self, PyObject* function) {
           } else {
             error = TakePythonError();
           }
+        } catch (const py::error_already_set& raised) {
+          error = MakePythonError(raised.value());
         } catch (...) {
           error = std::current_exception();
         }
@@ -306,7 +311,9 @@ PyMethodDef handle_methods[] = {
     {"then", Then, METH_O,
      "then($self, callback, /)\n--\n\n"
      "A future of ``callback(self)``, which runs when this one is complete, in the thread that\n"
-     "completes it, or at once if it is complete. An error keeps its type through the chain.\n\n"
+     "completes it, or at once if it is complete. An error keeps its type through the chain. An\n"
+     "exception object that the callback returns counts as raised: torch's own futures keep their\n"
+     "errors as such values.\n\n"
      "Example:\n"
      "    >>> f = dtorch_ops.to_torch_async(torch.ones(2))\n"
      "    >>> f.then(lambda f: f.value().sum().item()).get()\n"
@@ -344,7 +351,12 @@ c10::IValue DeviceArgument(PyObject* device) {
   static PyObject* make_device =
       py::object(py::module_::import("torch").attr("device")).release().ptr();
   auto made = py::reinterpret_steal<py::object>(PyObject_CallOneArg(make_device, device));
-  if (!made) throw py::error_already_set();
+  if (!made) {
+    const py::error_already_set error;
+    TORCH_CHECK_VALUE(false, "device: expected one that torch knows, got ",
+                      py::repr(device).cast<std::string>(), ": ",
+                      py::str(error.value()).cast<std::string>());
+  }
   return reinterpret_cast<THPDevice*>(made.ptr())->device;
 }
 
@@ -383,8 +395,10 @@ c10::TypePtr ElementType(const std::vector<FuturePtr>& futures) {
   return futures.empty() ? c10::TypePtr(c10::AnyType::get()) : futures.front()->elementType();
 }
 
-py::list ListOf(py::handle sequence) {
-  return py::reinterpret_steal<py::list>(PySequence_List(sequence.ptr()));
+py::list ListOf(py::handle iterable) {
+  PyObject* list = PySequence_List(iterable.ptr());
+  if (!list) throw py::error_already_set();
+  return py::reinterpret_steal<py::list>(list);
 }
 
 py::object PyCollectAll(py::object futures) {
@@ -399,6 +413,7 @@ py::object PyCollectAny(py::object futures) {
   const py::list list = ListOf(futures);
   const auto members = FuturesFromSequence(list, "futures");
   const FuturePtr result = CollectAny(members, ElementType(members));
+  TraceCollect("dtorch::collect_any", members, result);
   PyTypeObject* type = handle_types[static_cast<int>(HandleKind::kFuture)];
   for (py::handle item : list) {
     if (!IsHandle(item.ptr())) return WrapHandle(type, std::make_shared<Handle>(result));
@@ -427,8 +442,10 @@ class TimedCompletionQueue {
       : deadline_(DeadlineFromObject(timeout_ms.ptr())),
         queue_(FuturesFromSequence(futures, "futures")) {}
 
-  // The next index, or None when all were told.
+  // The next index, or None when all were told. Threads that share an iteration take turns.
   std::optional<size_t> Pop() {
+    HostUnlocked unlocked;
+    std::lock_guard<std::mutex> turn(turn_);
     if (queue_.remaining() == 0) return std::nullopt;
     const auto index = queue_.Pop(deadline_);
     if (!index) throw TimeoutError(TimeoutMessage(queue_.remaining(), queue_.size()));
@@ -442,6 +459,7 @@ class TimedCompletionQueue {
 
  private:
   const Deadline deadline_;
+  std::mutex turn_;
   CompletionQueue queue_;
 };
 
@@ -470,8 +488,8 @@ std::vector<FuturePtr> FuturesFromSequence(py::handle sequence, const char* what
 
 Deadline DeadlineFromObject(PyObject* timeout_ms) {
   if (timeout_ms == Py_None) return Deadline::Never();
-  const bool number = (PyLong_Check(timeout_ms) && !PyBool_Check(timeout_ms)) ||
-                      PyFloat_Check(timeout_ms) || PyIndex_Check(timeout_ms);
+  const bool number =
+      !PyBool_Check(timeout_ms) && (PyFloat_Check(timeout_ms) || PyIndex_Check(timeout_ms));
   TORCH_CHECK_TYPE(number, "timeout_ms: expected a number of milliseconds or None, got ",
                    Py_TYPE(timeout_ms)->tp_name);
   if (!PyFloat_Check(timeout_ms)) {

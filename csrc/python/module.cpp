@@ -30,15 +30,20 @@ std::exception_ptr ErrorInValue(const c10::IValue& value) {
   return ErrorInObject(value.toPyObject());
 }
 
-// The one subclass whose values are spread over processes, so that "the value" has no one meaning.
+// Subclasses whose value is not one tensor.
 std::string CheckSubclass(const at::Tensor& tensor) {
   GilAcquire gil;
   if (!gil) return "";
   const auto object = py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
   for (py::handle type : py::type::of(object).attr("__mro__")) {
-    if (!py::str(type.attr("__name__")).equal(py::str("DTensor"))) continue;
+    const auto name = type.attr("__name__").cast<std::string>();
     const auto module = type.attr("__module__").cast<std::string>();
-    if (module.rfind("torch.distributed", 0) != 0) continue;
+    if (name == "NestedTensor" && module.rfind("torch.nested", 0) == 0) {
+      return "expected a plain tensor, got a jagged nested one: pass t.values() and t.offsets(), "
+             "or "
+             "torch.nested.to_padded_tensor(t, 0)";
+    }
+    if (name != "DTensor" || module.rfind("torch.distributed", 0) != 0) continue;
     return "expected a plain tensor, got a torch.distributed.tensor.DTensor, whose value is spread "
            "over processes: pass t.to_local() for this process's part, or t.full_tensor() for all "
            "of it";

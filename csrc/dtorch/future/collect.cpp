@@ -18,7 +18,9 @@ FuturePtr MakeResult(c10::TypePtr type, const std::vector<FuturePtr>& members) {
   for (const FuturePtr& member : members) {
     devices.insert(devices.end(), member->devices().begin(), member->devices().end());
   }
-  return c10::make_intrusive<c10::ivalue::Future>(std::move(type), std::move(devices));
+  auto result = c10::make_intrusive<c10::ivalue::Future>(std::move(type), std::move(devices));
+  PrepareForWaiters(result);
+  return result;
 }
 
 // Watches the members of a group until the group's result is settled, then lets go of all of them:

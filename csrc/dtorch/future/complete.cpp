@@ -2,6 +2,8 @@
 
 #include "dtorch/base/host.h"
 
+#include <deque>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -22,21 +24,58 @@ struct Peek {
 size_t CountCallbacks(c10::ivalue::Future& future);
 template struct Peek<&c10::ivalue::Future::callbacks_, &c10::ivalue::Future::mutex_>;
 
-template <typename Complete>
-void RunCallbacks(const FuturePtr& future, const Complete& complete) {
+template <typename F>
+void RunCallbacks(const FuturePtr& future, const F& complete) {
+  // Somebody has set the future behind our back, through torch's own class: that stands.
+  if (future->completed()) return;
   std::optional<HostUnlocked> unlocked;
   if (CountCallbacks(*future) > (HasWaiterList(future) ? 1 : 0)) unlocked.emplace();
-  complete();
+  try {
+    complete();
+  } catch (const std::exception&) {
+    // Completed in this very moment, or a C++ callback has thrown. We may be in a destructor.
+  }
+}
+
+// Completing a future may complete others, in its callbacks: a long chain would exhaust the stack.
+// Beyond this depth a completion waits until the stack has unwound, or until this thread is about
+// to block, since that may be for it.
+constexpr int kMaxDepth = 64;
+
+struct Pending {
+  int depth = 0;
+  std::deque<std::pair<FuturePtr, std::function<void()>>> deferred;
+};
+thread_local Pending pending;
+
+template <typename F>
+void Complete(const FuturePtr& future, F complete) {
+  if (pending.depth >= kMaxDepth) {
+    pending.deferred.emplace_back(future, std::move(complete));
+    return;
+  }
+  ++pending.depth;
+  RunCallbacks(future, complete);
+  if (pending.depth == 1) RunDeferredCompletions();
+  --pending.depth;
 }
 
 }  // namespace
 
+void RunDeferredCompletions() {
+  while (!pending.deferred.empty()) {
+    const auto [future, complete] = std::move(pending.deferred.front());
+    pending.deferred.pop_front();
+    RunCallbacks(future, complete);
+  }
+}
+
 void CompleteWithValue(const FuturePtr& future, c10::IValue value) {
-  RunCallbacks(future, [&] { future->markCompleted(std::move(value)); });
+  Complete(future, [f = future.get(), value = std::move(value)] { f->markCompleted(value); });
 }
 
 void CompleteWithError(const FuturePtr& future, std::exception_ptr error) {
-  RunCallbacks(future, [&] { future->setError(std::move(error)); });
+  Complete(future, [f = future.get(), error = std::move(error)] { f->setError(error); });
 }
 
 FuturePtr MakeCompletedFuture(c10::TypePtr type, c10::IValue value) {

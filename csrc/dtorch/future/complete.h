@@ -16,6 +16,10 @@ namespace dtorch {
 DTORCH_API void CompleteWithValue(const FuturePtr& future, c10::IValue value);
 DTORCH_API void CompleteWithError(const FuturePtr& future, std::exception_ptr error);
 
+/// Completions that this thread has put off, since they were nested too deeply. To be called before
+/// it blocks. Does nothing elsewhere.
+DTORCH_API void RunDeferredCompletions();
+
 /// A future that is complete from the start.
 DTORCH_API FuturePtr MakeCompletedFuture(c10::TypePtr type, c10::IValue value);
 

@@ -1,6 +1,7 @@
 #include "dtorch/future/completion_queue.h"
 
 #include "dtorch/base/host.h"
+#include "dtorch/future/complete.h"
 
 #include <utility>
 
@@ -40,6 +41,7 @@ std::optional<size_t> CompletionQueue::TryPop() {
 std::optional<size_t> CompletionQueue::Pop(Deadline deadline) {
   if (remaining_ == 0) return std::nullopt;
   if (auto index = TryPop()) return index;
+  RunDeferredCompletions();
   HostUnlocked unlocked;
   for (;;) {
     const bool woken = sleeper_.Sleep(deadline);

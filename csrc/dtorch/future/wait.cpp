@@ -2,6 +2,7 @@
 
 #include "dtorch/base/error.h"
 #include "dtorch/base/host.h"
+#include "dtorch/future/complete.h"
 #include "dtorch/future/completion_queue.h"
 #include "dtorch/future/outcome.h"
 #include "dtorch/future/sleeper.h"
@@ -41,6 +42,8 @@ Deadline DeadlineFromMs(int64_t timeout_ms) {
 }
 
 bool WaitUntil(const FuturePtr& future, Deadline deadline) {
+  if (future->completed()) return true;
+  RunDeferredCompletions();
   if (future->completed()) return true;
   if (deadline.HasPassed()) return false;
   HostUnlocked unlocked;

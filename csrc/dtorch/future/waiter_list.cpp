@@ -219,8 +219,8 @@ bool HasWaiterList(const FuturePtr& future) {
   return shard.lists.Find(future.get()) != nullptr;
 }
 
-void PrepareForWaiters(const FuturePtr& promised) {
-  WaiterList::Link(promised, nullptr, nullptr, /*promised=*/true);
+void PrepareForWaiters(const FuturePtr& future) {
+  WaiterList::Link(future, nullptr, nullptr, /*promised=*/true);
 }
 
 }  // namespace dtorch

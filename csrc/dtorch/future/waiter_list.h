@@ -64,10 +64,10 @@ class DTORCH_API Waiter {
   std::shared_ptr<void> keep_alive_;
 };
 
-/// Makes the list of a promise's new future at once, so that its waiters are notified before any
+/// Makes the list of a new future of ours at once, so that its waiters are notified before any
 /// callback of the user, which may block; and so that a forked child knows the future as one of
 /// its parent's.
-DTORCH_API void PrepareForWaiters(const FuturePtr& promised);
+DTORCH_API void PrepareForWaiters(const FuturePtr& future);
 
 /// Whether the callback that feeds a list of waiters hangs on `future`.
 bool HasWaiterList(const FuturePtr& future);

@@ -22,12 +22,20 @@ struct BoxedKernel<kFn> {
   }
 
  private:
+  template <typename T>
+  static T Unbox(c10::IValue& value) {
+    if constexpr (std::is_same_v<T, c10::IValue>) {
+      return std::move(value);
+    } else {
+      return std::move(value).template to<T>();
+    }
+  }
+
   template <size_t... kIndex>
   static void CallWithStack(torch::jit::Stack& stack, std::index_sequence<kIndex...>) {
     constexpr size_t kCount = sizeof...(Args);
     const auto call = [&] {
-      return kFn(
-          std::move(torch::jit::peek(stack, kIndex, kCount)).template to<std::decay_t<Args>>()...);
+      return kFn(Unbox<std::decay_t<Args>>(torch::jit::peek(stack, kIndex, kCount))...);
     };
     if constexpr (std::is_void_v<Result>) {
       call();

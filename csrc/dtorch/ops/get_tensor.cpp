@@ -2,7 +2,9 @@
 
 #include "dtorch/device/device.h"
 #include "dtorch/future/complete.h"
+#include "dtorch/ops/promise_argument.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/core/jit_type.h>
 #include <c10/util/Exception.h>
 
@@ -30,18 +32,47 @@ FuturePtr GetTensorAsyncKernel(const at::Tensor& self, std::optional<c10::Device
   return MakeCompletedFuture(c10::TensorType::get(), std::move(value));
 }
 
-void GetTensorKernel(const at::Tensor& self,
-                     const c10::intrusive_ptr<TensorPromiseState>& promise) {
+void GetTensorAsyncAutogradKernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                                  torch::jit::Stack* stack) {
+  using torch::jit::peek;
+  const auto device = peek(*stack, 1, 3).toOptional<c10::Device>();
+  const bool copy = peek(*stack, 2, 3).toBool();
+  // Nobody below wants to see the call: the kernel itself, one dispatch less.
+  if (!keys.has_any(c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::Functionalize,
+                                         c10::DispatchKey::PreDispatch}))) {
+    FuturePtr future = GetTensorAsyncKernel(peek(*stack, 0, 3).toTensor(), device, copy);
+    torch::jit::drop(*stack, 3);
+    torch::jit::push(*stack, std::move(future));
+    return;
+  }
+  const at::Tensor& self = peek(*stack, 0, 3).toTensor();
+  if (self.requires_grad() && at::GradMode::is_enabled()) {
+    at::Tensor value = self;
+    if (device && !IsSameDevice(*device, self.device())) {
+      value = self.to(*device);
+    } else if (copy) {
+      value = self.clone();
+    }
+    torch::jit::drop(*stack, 3);
+    torch::jit::push(*stack, std::move(value), c10::IValue(), false);
+  }
+  op.redispatchBoxed(keys & c10::after_autograd_keyset, stack);
+}
+
+void RefuseTransformKernel(const c10::OperatorHandle& op, torch::jit::Stack*) {
+  TORCH_CHECK(
+      false, op.schema().name(),
+      ": expected a call outside of torch.func transforms (grad, jvp, vmap), got one inside: "
+      "return the tensor from the transformed function, and fetch it then");
+}
+
+void GetTensorKernel(const at::Tensor& self, const c10::IValue& promise) {
   CheckSource(self, "get_tensor");
-  promise->Set(self);
+  PromiseArgument<TensorPromiseState>(promise, "get_tensor")->Set(self);
 }
 
-FuturePtr GetFutureKernel(const c10::intrusive_ptr<TensorPromiseState>& promise) {
-  return promise->future();
-}
-
-FuturePtr GetFutureVoidKernel(const c10::intrusive_ptr<VoidPromiseState>& promise) {
-  return promise->future();
+FuturePtr GetFutureKernel(const c10::IValue& promise) {
+  return PromiseArgument<PromiseState>(promise, "get_future")->future();
 }
 
 }  // namespace dtorch

@@ -4,7 +4,9 @@
 #include "dtorch/promise/promise_state.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
 
 #include <optional>
 
@@ -16,10 +18,17 @@ namespace dtorch {
 FuturePtr GetTensorAsyncKernel(const at::Tensor& self, std::optional<c10::Device> device,
                                bool copy);
 
-/// Fulfils `promise` with the value of `self`, once computed.
-void GetTensorKernel(const at::Tensor& self, const c10::intrusive_ptr<TensorPromiseState>& promise);
+/// The same where autograd records. Boxed.
+void GetTensorAsyncAutogradKernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                                  torch::jit::Stack* stack);
 
-FuturePtr GetFutureKernel(const c10::intrusive_ptr<TensorPromiseState>& promise);
-FuturePtr GetFutureVoidKernel(const c10::intrusive_ptr<VoidPromiseState>& promise);
+/// Refuses to run inside of a torch.func transform. Boxed.
+void RefuseTransformKernel(const c10::OperatorHandle& op, torch::jit::Stack* stack);
+
+/// Fulfils `promise` with the value of `self`, once computed.
+void GetTensorKernel(const at::Tensor& self, const c10::IValue& promise);
+
+/// Of either class, whichever overload was chosen.
+FuturePtr GetFutureKernel(const c10::IValue& promise);
 
 }  // namespace dtorch

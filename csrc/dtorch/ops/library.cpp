@@ -64,16 +64,24 @@ TORCH_LIBRARY_IMPL(dtorch, CompositeExplicitAutograd, m) {
   m.impl("get_tensor_async", Boxed<&GetTensorAsyncKernel>());
   m.impl("get_tensor", Boxed<&GetTensorKernel>());
   m.impl("get_future", Boxed<&GetFutureKernel>());
-  m.impl("get_future.void", Boxed<&GetFutureVoidKernel>());
+  m.impl("get_future.void", Boxed<&GetFutureKernel>());
   m.impl("sync", Boxed<&SyncKernel>());
   m.impl("sync.promise", Boxed<&SyncPromiseKernel>());
   m.impl("sync.devices_promise", Boxed<&SyncDevicesPromiseKernel>());
 }
 
-// Nothing to differentiate: the result is the tensor itself, or a copy that is recorded as such.
+// The copy, if one is asked for, is made here, where autograd records it: a dispatch mode or a fake
+// tensor sees what is below.
 TORCH_LIBRARY_IMPL(dtorch, Autograd, m) {
-  m.impl("get_tensor_async", torch::CppFunction::makeFallthrough());
+  m.impl("get_tensor_async",
+         torch::CppFunction::makeFromBoxedFunction<&GetTensorAsyncAutogradKernel>());
   m.impl("get_tensor", torch::CppFunction::makeFallthrough());
+}
+
+// A transform of torch.func would not see the tensor inside of the future: a wrong gradient.
+TORCH_LIBRARY_IMPL(dtorch, FuncTorchDynamicLayerFrontMode, m) {
+  m.impl("get_tensor_async", torch::CppFunction::makeFromBoxedFunction<&RefuseTransformKernel>());
+  m.impl("get_tensor", torch::CppFunction::makeFromBoxedFunction<&RefuseTransformKernel>());
 }
 
 TORCH_LIBRARY_IMPL(dtorch, PythonTLSSnapshot, m) {

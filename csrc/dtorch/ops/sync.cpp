@@ -2,6 +2,7 @@
 
 #include "dtorch/device/device.h"
 #include "dtorch/future/complete.h"
+#include "dtorch/ops/promise_argument.h"
 
 #include <ATen/core/jit_type.h>
 
@@ -20,14 +21,13 @@ FuturePtr SyncKernel(const DeviceList& devices) {
   return MakeCompletedFuture(c10::NoneType::get(), c10::IValue());
 }
 
-void SyncPromiseKernel(const c10::intrusive_ptr<VoidPromiseState>& promise,
-                       const DeviceList& devices) {
+void SyncPromiseKernel(const c10::IValue& promise, const DeviceList& devices) {
+  const auto state = PromiseArgument<VoidPromiseState>(promise, "sync");
   CheckDevices(devices);
-  promise->Set();
+  state->Set();
 }
 
-void SyncDevicesPromiseKernel(const DeviceList& devices,
-                              const c10::intrusive_ptr<VoidPromiseState>& promise) {
+void SyncDevicesPromiseKernel(const DeviceList& devices, const c10::IValue& promise) {
   SyncPromiseKernel(promise, devices);
 }
 

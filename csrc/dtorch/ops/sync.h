@@ -18,9 +18,7 @@ using DeviceList = std::optional<std::vector<c10::Device>>;
 FuturePtr SyncKernel(const DeviceList& devices);
 
 /// The same, fulfilling `promise`.
-void SyncPromiseKernel(const c10::intrusive_ptr<VoidPromiseState>& promise,
-                       const DeviceList& devices);
-void SyncDevicesPromiseKernel(const DeviceList& devices,
-                              const c10::intrusive_ptr<VoidPromiseState>& promise);
+void SyncPromiseKernel(const c10::IValue& promise, const DeviceList& devices);
+void SyncDevicesPromiseKernel(const DeviceList& devices, const c10::IValue& promise);
 
 }  // namespace dtorch

@@ -35,19 +35,26 @@ struct FutureList {
 
 void CollectAllOp(Stack& stack) {
   const FutureList list(torch::jit::pop(stack));
-  torch::jit::push(stack, CollectAll(list.futures, list.element_type));
+  FuturePtr result = CollectAll(list.futures, list.element_type);
+  TraceCollect("dtorch::collect_all", list.futures, result);
+  torch::jit::push(stack, std::move(result));
 }
 
 void CollectAnyOp(Stack& stack) {
   const FutureList list(torch::jit::pop(stack));
-  torch::jit::push(stack, CollectAny(list.futures, list.element_type));
+  FuturePtr result = CollectAny(list.futures, list.element_type);
+  TraceCollect("dtorch::collect_any", list.futures, result);
+  torch::jit::push(stack, std::move(result));
 }
 
 void WaitAllOp(Stack& stack) {
   const FutureList list(torch::jit::pop(stack));
   c10::impl::GenericList values(list.element_type);
   WaitForAll(list.futures, Deadline::Never());
-  for (const FuturePtr& future : list.futures) values.push_back(ValueOf(future));
+  for (const FuturePtr& future : list.futures) {
+    values.push_back(ValueOf(future));
+    TraceWait(future, values.get(values.size() - 1));
+  }
   torch::jit::push(stack, std::move(values));
 }
 
@@ -59,7 +66,9 @@ void IsReadyOp(Stack& stack) {
 void WaitForOp(Stack& stack) {
   const int64_t timeout_ms = torch::jit::pop(stack).toInt();
   const FuturePtr future = torch::jit::pop(stack).toFuture();
-  torch::jit::push(stack, WaitForValue(future, DeadlineFromMs(timeout_ms)));
+  c10::IValue value = WaitForValue(future, DeadlineFromMs(timeout_ms));
+  TraceWait(future, value);
+  torch::jit::push(stack, std::move(value));
 }
 
 torch::jit::Operator ScriptOperator(const char* schema, torch::jit::Operation operation) {
@@ -124,6 +133,22 @@ void TraceWait(const FuturePtr& future, const c10::IValue& value) {
   torch::jit::Value* output =
       tracer::getTracingState()->graph->insert(torch::jit::aten::wait, {traced});
   if (!value.isNone()) tracer::setValueTrace(value, output);
+}
+
+void TraceCollect(const char* op, const std::vector<FuturePtr>& members, const FuturePtr& result) {
+  namespace tracer = torch::jit::tracer;
+  if (!tracer::isTracing() || members.empty()) return;
+  std::vector<torch::jit::Value*> traced;
+  try {
+    for (const FuturePtr& member : members) traced.push_back(tracer::getValueTrace(member));
+  } catch (const std::exception&) {
+    return;
+  }
+  torch::jit::Graph& graph = *tracer::getTracingState()->graph;
+  const auto member_type = c10::FutureType::create(members.front()->elementType());
+  torch::jit::Value* list = graph.insertNode(graph.createList(member_type, traced))->output();
+  torch::jit::Value* output = graph.insert(c10::Symbol::fromQualString(op), {list});
+  tracer::setValueTrace(result, output);
 }
 
 TORCH_LIBRARY_IMPL(dtorch, Tracer, m) {

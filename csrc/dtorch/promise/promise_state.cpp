@@ -115,7 +115,7 @@ std::string PromiseState::Token() {
 void PromiseState::Claim() {
   CheckProcess();
   OwnerEnd* end = owner_end_.load();
-  const bool ours = !end || end->Retract();
+  const bool ours = (!end || end->Retract()) && !future_->completed();
   if (ours && TryLeavePending(Status::kSatisfied)) {
     if (!end && (end = owner_end_.load())) end->Retract();  // exported in this very moment
     return;

@@ -1,0 +1,227 @@
+"""What a C++ project sees: the installed headers and library, found by CMake, without Python."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from expecttest import assert_expected_inline
+from helpers import ROOT
+
+import dtorch_ops
+
+EXAMPLE = ROOT / "examples" / "cpp"
+CORE_TESTS = ROOT / "tests" / "cpp"
+LIBRARY = Path(dtorch_ops.__file__).parent / "lib" / "libdtorch_ops.so"
+
+# Headers of torch are read for a minute or so.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def tool(name: str) -> str:
+    found = shutil.which(
+        name, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    )
+    assert found, f"{name} was not found"
+    return found
+
+
+def run(*command: str, seconds: float = 60, **kwargs: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=seconds, check=False, **kwargs
+    )
+
+
+def checked(*command: str, seconds: float = 60) -> str:
+    done = run(*command, seconds=seconds)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def configure(source: Path, build: Path, prefixes: list[str]) -> subprocess.CompletedProcess[str]:
+    options = {
+        "CMAKE_BUILD_TYPE": "Release",
+        "CMAKE_MAKE_PROGRAM": tool("ninja"),
+        "CMAKE_PREFIX_PATH": ";".join(prefixes),
+    }
+    if ccache := shutil.which("ccache"):
+        options["CMAKE_CXX_COMPILER_LAUNCHER"] = ccache
+    given = [f"-D{name}={value}" for name, value in options.items()]
+    return run(tool("cmake"), "-S", str(source), "-B", str(build), "-G", "Ninja", *given)
+
+
+PREFIXES = [torch.utils.cmake_prefix_path, dtorch_ops.cmake_prefix_path]
+
+
+def build(source: Path, folder: Path) -> Path:
+    configured = configure(source, folder, PREFIXES)
+    assert configured.returncode == 0, configured.stdout + configured.stderr
+    checked(tool("cmake"), "--build", str(folder), seconds=540)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(EXAMPLE, tmp_path_factory.mktemp("example")) / "scripted_model"
+
+
+@pytest.fixture(scope="module")
+def core_tests(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(CORE_TESTS, tmp_path_factory.mktemp("core"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model") / "model.pt"
+    checked(sys.executable, "-W", "error", str(EXAMPLE / "export_model.py"), str(path))
+    return path
+
+
+def loaded_libraries(program: Path) -> str:
+    return checked(tool("ldd"), str(program))
+
+
+# ---- The example --------------------------------------------------------------------------------
+
+
+def test_the_example_prints_what_it_should(example, model):
+    assert_expected_inline(
+        checked(str(example), str(model)),
+        """\
+model: hidden 7.5 0, result 150
+model: hidden 7.5 0, result 150
+model: hidden 7.5 0, result 150
+fetch: shared 6, snapshot 3, at once 6
+fetch: valid 0
+fetch: expected a future whose result has not been taken, got one that get() has consumed: keep the result, or use wait(), which does not consume
+promise: the future did not complete within the time limit; it can be waited for again
+promise: ready 0, valid 1
+promise: value 8
+promise: the promise has been fulfilled before: it takes one value or one error
+error: the producer has no value
+error: the promise was dropped by its last holder without a value: set_value or set_exception must be called before that
+sync: all done 0, then 1
+sync: sync: expected a device that this build of torch knows (cpu, meta), got privateuseone
+""",  # noqa: E501
+    )
+
+
+def test_the_example_says_the_same_as_python(model):
+    """The model gives in C++ what it gives here."""
+    promise = dtorch_ops.TensorPromise()
+    with pytest.warns(Warning, match="torch.jit"):
+        loaded = torch.jit.load(str(model))
+    hidden = loaded(torch.tensor([[1.0, 2.0, 3.0]]), promise)
+    assert hidden.tolist() == [[7.5, 0]]
+    assert promise.get_future().get().tolist() == [[150]]
+
+
+def test_the_example_needs_no_python(example):
+    libraries = loaded_libraries(example)
+    assert "libpython" not in libraries and "torch_python" not in libraries
+    assert str(LIBRARY) in libraries
+    assert "not found" not in libraries
+
+
+@pytest.mark.parametrize(
+    "arguments, message", [([], "usage"), (["missing.pt"], "missing.pt"), (["a", "b"], "usage")]
+)
+def test_the_example_says_what_it_wants(example, arguments, message):
+    done = run(str(example), *arguments)
+    assert done.returncode != 0 and done.stdout == ""
+    assert message in done.stderr
+
+
+def test_the_example_exits_cleanly_many_times(example, model):
+    """The library's threads and static objects outlive neither the program nor each other."""
+    for _ in range(10):
+        done = run(str(example), str(model))
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_readme_of_the_example_names_its_files():
+    text = (EXAMPLE / "README.md").read_text()
+    for file in EXAMPLE.iterdir():
+        if file.name not in ("README.md", "CMakeLists.txt"):
+            assert file.name in text
+
+
+# ---- CMake --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def other_torch(tmp_path: Path) -> list[str]:
+    """The package as if built for another torch."""
+    shutil.copytree(dtorch_ops.cmake_prefix_path, tmp_path / "cmake")
+    config = tmp_path / "cmake" / "dtorch_ops" / "dtorch_opsConfig.cmake"
+    minor = ".".join(torch.__version__.split(".")[:2])
+    text = config.read_text()
+    assert minor in text
+    config.write_text(text.replace(minor, "1.99"))
+    return [torch.utils.cmake_prefix_path, str(tmp_path / "cmake")]
+
+
+def test_cmake_refuses_another_torch(tmp_path, other_torch):
+    done = configure(EXAMPLE, tmp_path / "build", other_torch)
+    said = " ".join(done.stderr.split())
+    assert done.returncode != 0
+    assert "built for torch 1.99" in said and torch.__version__.split("+")[0] in said
+
+
+def test_cmake_says_what_to_add_when_torch_is_not_found(tmp_path):
+    done = configure(EXAMPLE, tmp_path / "build", [dtorch_ops.cmake_prefix_path])
+    assert done.returncode != 0
+    assert "torch" in done.stderr and "CMAKE_PREFIX_PATH" in done.stderr
+
+
+def test_a_project_that_asks_for_torch_itself(tmp_path):
+    """Before or after: both orders configure."""
+    for i, order in enumerate((("Torch", "dtorch_ops"), ("dtorch_ops", "Torch"))):
+        source = tmp_path / f"source{i}"
+        source.mkdir()
+        finds = "\n".join(f"find_package({name} REQUIRED)" for name in order)
+        (source / "CMakeLists.txt").write_text(
+            "cmake_minimum_required(VERSION 3.20)\nproject(user LANGUAGES C CXX)\n"
+            f"{finds}\nget_target_property(kind dtorch_ops::dtorch_ops TYPE)\n"
+            'message(STATUS "kind ${kind}")\n'
+        )
+        done = configure(source, tmp_path / f"build{i}", PREFIXES)
+        assert done.returncode == 0, done.stderr
+        assert "kind SHARED_LIBRARY" in done.stdout
+
+
+# ---- The C++ core -------------------------------------------------------------------------------
+
+CORE_TEST_NAMES = re.findall(
+    r"^\s+TEST\((\w+)\),$", (CORE_TESTS / "core_test.cpp").read_text(), re.M
+)
+
+
+@pytest.mark.parametrize("name", CORE_TEST_NAMES)
+def test_core(core_tests, name):
+    """Each in a process of its own: one that aborts or hangs says which it is."""
+    assert checked(str(core_tests / "core_test"), name) == "1 passed\n"
+
+
+def test_no_core_test_is_left_out(core_tests):
+    assert checked(str(core_tests / "core_test"), "--list").split() == CORE_TEST_NAMES
+    assert run(str(core_tests / "core_test"), "NoSuchTest").returncode != 0
+
+
+def test_the_library_opens_in_a_program_that_does_not_link_it(core_tests):
+    program = core_tests / "open_library"
+    libraries = loaded_libraries(program)
+    assert "dtorch_ops" not in libraries and "libpython" not in libraries
+    schemas = [
+        str(schema)
+        for name in ("get_tensor_async", "sync")
+        for schema in torch._C._jit_get_schemas_for_operator(f"dtorch::{name}")
+        if not schema.overload_name
+    ]
+    assert checked(str(program), str(LIBRARY)).splitlines() == [*schemas, "2"]
