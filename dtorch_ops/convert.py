@@ -22,7 +22,8 @@ def to_torch_async(
     time of the call, and so does a ``device`` other than the tensor's.
 
     Args:
-        input: a tensor of any shape, dtype and layout, on the CPU (complete on return) or meta.
+        input: a tensor of any shape, dtype and layout, on the CPU (complete on return) or meta. A
+            copy of a tensor of a subclass is a plain tensor, unless the subclass sees to it.
         device: where the result is to be; None is where ``input`` is.
         copy: whether to take a snapshot.
 

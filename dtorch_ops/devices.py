@@ -32,7 +32,7 @@ def _device_list(devices: Devices | None) -> list[torch.device] | None:
             )
     try:
         return [torch.device(device) for device in listed]
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         raise ValueError(
             f"devices: expected devices that torch knows, got {listed!r}: {error}"
         ) from None

@@ -708,7 +708,7 @@ def test_the_source_archive_holds_what_the_build_needs(tmp_path):
     if git is None or not (ROOT / ".git").exists():
         pytest.skip("not a checkout: nothing says which files belong to the project")
     tracked = subprocess.run(
-        [git, "ls-files", "--", "csrc", "dtorch_ops", "*.toml", "setup.py", "LICENSE"],
+        [git, "ls-files", "--", "csrc", "dtorch_ops", "*.toml", "*.in", "setup.py", "LICENSE"],
         cwd=ROOT,
         capture_output=True,
         text=True,

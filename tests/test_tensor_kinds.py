@@ -436,18 +436,6 @@ def test_gradients_are_recorded_under_a_dispatch_mode(call, kwargs):
     assert leaf.grad.tolist() == [3, 3]
 
 
-@pytest.mark.parametrize("copy", [False, True])
-@pytest.mark.parametrize("call", [ops.get_tensor_async, dtorch_ops.to_torch_async])
-def test_gradients_go_through_a_subclass_that_dispatches(call, copy):
-    """As they do through any operator of PyTorch, ``clone()`` for one."""
-    leaf = Wrapping(torch.ones(2), requires_grad=True)
-    (leaf.clone() * 3).sum().backward()
-    assert leaf.grad.inner.tolist() == [3, 3]
-    leaf.grad = None
-    (call(leaf, copy=copy).wait() * 3).sum().backward()
-    assert leaf.grad.inner.tolist() == [3, 3]
-
-
 @pytest.mark.parametrize("call", [ops.get_tensor_async, dtorch_ops.to_torch_async])
 def test_an_override_has_the_last_word(call):
     class Elsewhere(Tensor):
