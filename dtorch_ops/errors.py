@@ -129,13 +129,17 @@ def _copy_without_frames(exc: BaseException) -> BaseException:
     return copy
 
 
+_AGAIN = "\nand was raised again:\n\n"
+
+
 def _traceback_text(exc: BaseException) -> str:
     if isinstance(exc.__cause__, ProducerTraceback):  # read from a future, and set on another one
-        earlier = str(exc.__cause__.args[0])
+        # Of a long chain the first and the last: each link would add its own to the text.
+        earlier = str(exc.__cause__.args[0]).split(_AGAIN)[0]
         if exc.__traceback__ is None:
             return earlier
         again = "".join(traceback.format_exception(type(exc), exc, exc.__traceback__, chain=False))
-        return f"{earlier}\nand was raised again:\n\n{again}"
+        return earlier + _AGAIN + again
     if exc.__traceback__ is None and exc.__cause__ is None and not _is_group(exc):
         return ""
     return "".join(traceback.format_exception(type(exc), exc, exc.__traceback__))

@@ -322,14 +322,14 @@ def test_thousands_outstanding_cost_no_descriptor_and_no_thread(peer: Peer) -> N
     descriptors, threads = count("fd"), count("task")
     promises = [Promise() for _ in range(3000)]
     peer.call(hold, *promises)
-    assert count("fd") == descriptors
+    assert count("fd") <= descriptors
     assert count("task") <= threads
     peer.start(set_held)
     values = dtorch_ops.wait_all([p.get_future() for p in promises], LIMIT_MS)
     assert peer.finish() == "none"
     peer.call(release)
     assert [v.item() for v in values] == [float(i) for i in range(3000)]
-    assert count("fd") == descriptors
+    assert count("fd") <= descriptors
 
 
 # ---- How it travels -----------------------------------------------------------------------------

@@ -51,7 +51,7 @@ class PythonError final : public std::exception {
   PyObject* kept() const { return kept_->get(); }
 
   void SetError() const {
-    PyObject* fresh = PyObject_CallOneArg(registered.revive, kept_->get());
+    PyObject* fresh = CallOneArg(registered.revive, kept_->get());
     if (!fresh) return;  // the error that says why is set
     PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(fresh)), fresh);
     Py_DECREF(fresh);
@@ -92,8 +92,8 @@ bool Encode(const std::exception_ptr& error, ErrorRecord& record) {
   } catch (const PythonError& python_error) {
     GilAcquire gil;
     if (!gil) return false;
-    const auto texts = py::reinterpret_steal<py::object>(
-        PyObject_CallOneArg(registered.encode, python_error.kept()));
+    const auto texts =
+        py::reinterpret_steal<py::object>(CallOneArg(registered.encode, python_error.kept()));
     if (!texts) {
       PyErr_Clear();
       return false;
@@ -140,7 +140,7 @@ void SetAnyError(const std::exception_ptr& error) {
 
 std::exception_ptr MakePythonError(py::handle exception) {
   std::string what = Describe(exception);
-  PyObject* kept = PyObject_CallOneArg(registered.preserve, exception.ptr());
+  PyObject* kept = CallOneArg(registered.preserve, exception.ptr());
   if (!kept) {  // an exception that cannot be looked at is an error all the same
     PyErr_Clear();
     return std::make_exception_ptr(std::runtime_error(what));

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "python/gil.h"
+
 #include <pybind11/pybind11.h>
 
 #include <Python.h>
@@ -28,6 +30,8 @@ template <typename Body>
 PyObject* Guarded(const Body& body) {
   try {
     return body();
+  } catch (abi::__forced_unwind&) {
+    ParkForEver();
   } catch (...) {
     SetPythonErrorFromCurrent();
     return nullptr;

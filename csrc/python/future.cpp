@@ -24,6 +24,7 @@
 #include <cmath>
 #include <limits>
 #include <mutex>
+#include <optional>
 #include <utility>
 
 namespace dtorch::python {
@@ -113,7 +114,7 @@ class Callback {
           reinterpret_cast<PyTypeObject*>(type_.get()),
           std::make_shared<Handle>(FuturePtr::reclaim_copy(&future), unwrap_func_, members_.get()));
     }
-    return py::reinterpret_steal<py::object>(PyObject_CallOneArg(function_.get(), self.ptr()));
+    return py::reinterpret_steal<py::object>(CallOneArg(function_.get(), self.ptr()));
   }
 
   PyObject* function() const { return function_.get(); }
@@ -131,6 +132,39 @@ std::shared_ptr<Callback> MakeCallback(PyObject* self, PyObject* function) {
                    Py_TYPE(function)->tp_name);
   return std::make_shared<Callback>(self, HandleOf(self), function);
 }
+
+// The child of a future, in the callback that the parent keeps. Parents that go unfulfilled take
+// their children with them: one after the other, or a long chain would exhaust the stack.
+class FlatRef {
+ public:
+  explicit FlatRef(FuturePtr future) : future_(std::move(future)) {}
+  FlatRef(const FlatRef&) = default;
+  FlatRef(FlatRef&&) = default;
+  ~FlatRef() {
+    static thread_local std::vector<FuturePtr>* dropping = nullptr;
+    if (!future_) return;
+    // Its value may be a Python object, for which torch takes the lock in a destructor: at exit
+    // that would end the process, and this parks the thread before.
+    std::optional<GilAcquire> gil;
+    if (future_.use_count() == 1 && future_->completed()) gil.emplace();
+    if (dropping) {
+      dropping->push_back(std::move(future_));
+      return;
+    }
+    std::vector<FuturePtr> dropped;
+    dropping = &dropped;
+    future_.reset();
+    while (!dropped.empty()) {
+      const FuturePtr next = std::move(dropped.back());
+      dropped.pop_back();
+    }
+    dropping = nullptr;
+  }
+  const FuturePtr& get() const { return future_; }
+
+ private:
+  FuturePtr future_;
+};
 
 std::exception_ptr TakePythonError() {
   py::error_already_set error;
@@ -206,8 +240,10 @@ PyObject* Then(PyObject* self, PyObject* function) {
     auto callback = MakeCallback(self, function);
     const FuturePtr parent = HandleOf(self).fut;
     const FuturePtr child = parent->createInstance(c10::PyObjectType::get());
+    EnsureWaiterList(parent);
     if (!parent->completed()) PrepareForWaiters(child);
-    const auto run = [child, callback = std::move(callback)](c10::ivalue::Future& future) {
+    const auto run = [child = FlatRef(child),
+                      callback = std::move(callback)](c10::ivalue::Future& future) {
       c10::IValue value;
       std::exception_ptr error;
       {
@@ -220,6 +256,8 @@ PyObject* Then(PyObject* self, PyObject* function) {
           } else {
             error = TakePythonError();
           }
+        } catch (abi::__forced_unwind&) {
+          ParkForEver();
         } catch (const py::error_already_set& raised) {
           error = MakePythonError(raised.value());
         } catch (...) {
@@ -227,9 +265,9 @@ PyObject* Then(PyObject* self, PyObject* function) {
         }
       }
       if (error) {
-        CompleteWithError(child, std::move(error));
+        CompleteWithError(child.get(), std::move(error), Nesting::kDeferIfDeep);
       } else {
-        CompleteWithValue(child, std::move(value));
+        CompleteWithValue(child.get(), std::move(value), Nesting::kDeferIfDeep);
       }
     };
     {
@@ -244,11 +282,14 @@ PyObject* AddDoneCallback(PyObject* self, PyObject* function) {
   return Guarded([&] {
     auto callback = MakeCallback(self, function);
     const FuturePtr parent = HandleOf(self).fut;
+    EnsureWaiterList(parent);
     const auto run = [callback = std::move(callback)](c10::ivalue::Future& future) {
       GilAcquire gil;
       if (!gil) return;
       try {
         if ((*callback)(future)) return;
+      } catch (abi::__forced_unwind&) {
+        ParkForEver();
       } catch (...) {
         SetPythonErrorFromCurrent();
       }

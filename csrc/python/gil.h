@@ -14,6 +14,16 @@ namespace dtorch::python {
   for (;;) pause();
 }
 
+/// Calls Python code from a native frame: nothing of that frame is unwound if the thread is ended
+/// in the call.
+inline PyObject* CallOneArg(PyObject* function, PyObject* argument) {
+  try {
+    return PyObject_CallOneArg(function, argument);
+  } catch (abi::__forced_unwind&) {
+    ParkForEver();
+  }
+}
+
 /// Holds the lock for its scope. False if there is no interpreter any more: touch no PyObject.
 class GilAcquire {
  public:

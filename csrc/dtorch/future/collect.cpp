@@ -70,9 +70,9 @@ class Collector : public std::enable_shared_from_this<Collector> {
     if (settled_.exchange(true)) return;
     if (started_) UnlinkAll();
     if (error) {
-      CompleteWithError(result_, std::move(error));
+      CompleteWithError(result_, std::move(error), Nesting::kDeferIfDeep);
     } else {
-      CompleteWithValue(result_, value());
+      CompleteWithValue(result_, value(), Nesting::kDeferIfDeep);
     }
   }
 

@@ -37,10 +37,8 @@ void RunCallbacks(const FuturePtr& future, const F& complete) {
   }
 }
 
-// Completing a future may complete others, in its callbacks: a long chain would exhaust the stack.
-// Beyond this depth a completion waits until the stack has unwound, or until this thread is about
-// to block, since that may be for it.
 constexpr int kMaxDepth = 64;
+constexpr int kAbsurdDepth = 256;  // Python ends a recursion at 1,000
 
 struct Pending {
   int depth = 0;
@@ -49,8 +47,8 @@ struct Pending {
 thread_local Pending pending;
 
 template <typename F>
-void Complete(const FuturePtr& future, F complete) {
-  if (pending.depth >= kMaxDepth) {
+void Complete(const FuturePtr& future, Nesting nesting, F complete) {
+  if (pending.depth >= (nesting == Nesting::kDeferIfDeep ? kMaxDepth : kAbsurdDepth)) {
     pending.deferred.emplace_back(future, std::move(complete));
     return;
   }
@@ -70,12 +68,13 @@ void RunDeferredCompletions() {
   }
 }
 
-void CompleteWithValue(const FuturePtr& future, c10::IValue value) {
-  Complete(future, [f = future.get(), value = std::move(value)] { f->markCompleted(value); });
+void CompleteWithValue(const FuturePtr& future, c10::IValue value, Nesting nesting) {
+  Complete(future, nesting,
+           [f = future.get(), value = std::move(value)] { f->markCompleted(value); });
 }
 
-void CompleteWithError(const FuturePtr& future, std::exception_ptr error) {
-  Complete(future, [f = future.get(), error = std::move(error)] { f->setError(error); });
+void CompleteWithError(const FuturePtr& future, std::exception_ptr error, Nesting nesting) {
+  Complete(future, nesting, [f = future.get(), error = std::move(error)] { f->setError(error); });
 }
 
 FuturePtr MakeCompletedFuture(c10::TypePtr type, c10::IValue value) {

@@ -13,8 +13,16 @@
 // caller holds no lock of ours.
 namespace dtorch {
 
-DTORCH_API void CompleteWithValue(const FuturePtr& future, c10::IValue value);
-DTORCH_API void CompleteWithError(const FuturePtr& future, std::exception_ptr error);
+// A completion inside of a callback may be one of a long chain, which would exhaust the stack.
+// Beyond some depth it waits until the stack has unwound, or until this thread is about to block,
+// since that may be for it. The depth is small for a future that follows from another one's
+// completion; what a user sets in a callback is set at once, but for absurd depths.
+enum class Nesting { kAtOnce, kDeferIfDeep };
+
+DTORCH_API void CompleteWithValue(const FuturePtr& future, c10::IValue value,
+                                  Nesting nesting = Nesting::kAtOnce);
+DTORCH_API void CompleteWithError(const FuturePtr& future, std::exception_ptr error,
+                                  Nesting nesting = Nesting::kAtOnce);
 
 /// Completions that this thread has put off, since they were nested too deeply. To be called before
 /// it blocks. Does nothing elsewhere.

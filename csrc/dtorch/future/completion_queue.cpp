@@ -14,10 +14,10 @@ std::shared_ptr<Waker> CompletionQueue::Node::Notify() noexcept {
   return nullptr;
 }
 
-CompletionQueue::CompletionQueue(std::vector<FuturePtr> futures)
+CompletionQueue::CompletionQueue(std::vector<FuturePtr> futures, bool of_thread)
     : futures_(std::move(futures)), remaining_(futures_.size()) {
   for (size_t i = 0; i < futures_.size(); ++i) {
-    auto node = std::make_unique<Node>();
+    auto node = std::make_unique<Node>(of_thread);
     node->queue = this;
     node->index = i;
     if (!futures_[i]->completed() && node->LinkTo(futures_[i])) {

@@ -19,7 +19,8 @@ namespace dtorch {
 /// One consumer thread at a time. Cost of a completion: constant. Leaves nothing on the futures.
 class DTORCH_API CompletionQueue {
  public:
-  explicit CompletionQueue(std::vector<FuturePtr> futures);
+  /// `of_thread`: it lies on the stack of a thread that blocks, see Waiter.
+  explicit CompletionQueue(std::vector<FuturePtr> futures, bool of_thread = false);
   CompletionQueue(const CompletionQueue&) = delete;
   CompletionQueue& operator=(const CompletionQueue&) = delete;
 
@@ -33,6 +34,7 @@ class DTORCH_API CompletionQueue {
 
  private:
   struct Node final : Waiter {
+    explicit Node(bool of_thread) : Waiter(of_thread) {}
     ~Node() override { Unlink(); }
     std::shared_ptr<Waker> Notify() noexcept override;
     CompletionQueue* queue = nullptr;

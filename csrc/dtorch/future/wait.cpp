@@ -18,6 +18,8 @@ namespace {
 // A blocked thread.
 class ThreadWaiter final : public Waiter {
  public:
+  ThreadWaiter() : Waiter(/*of_thread=*/true) {}
+
   // The thread may return, and with it this object, as soon as the sleeper is woken.
   std::shared_ptr<Waker> Notify() noexcept override {
     sleeper.Wake();
@@ -65,7 +67,7 @@ c10::IValue WaitForValue(const FuturePtr& future, Deadline deadline) {
 }
 
 void WaitForAll(const std::vector<FuturePtr>& futures, Deadline deadline) {
-  CompletionQueue queue(futures);
+  CompletionQueue queue(futures, /*of_thread=*/true);
   for (size_t pending = futures.size(); pending > 0; --pending) {
     const std::optional<size_t> index = queue.Pop(deadline);
     if (!index) throw TimeoutError(TimeoutMessage(pending, futures.size()));

@@ -51,6 +51,13 @@ class Table {
     --size_;
   }
 
+  template <typename F>
+  void ForEach(const F& function) const {
+    for (Entry* first : buckets_) {
+      for (Entry* entry = first; entry; entry = entry->next_) function(*entry);
+    }
+  }
+
  private:
   size_t BucketOf(Key key) const {
     return reinterpret_cast<uintptr_t>(key) * 0x9E3779B97F4A7C15u >> (64 - bits_);
@@ -82,16 +89,23 @@ struct Shard {
   Table lists;
 };
 
-Shard& ShardOf(Key future) {
-  static constexpr size_t kShards = 64;
+constexpr size_t kShards = 64;
+void ForgetThreadsInChild();
+
+std::array<Shard, kShards>& Shards() {
   // Leaked on purpose: futures may complete while static destructors run.
   static auto* shards = [] {
     auto* made = new std::array<Shard, kShards>;
     for (Shard& shard : *made) HoldAcrossFork(shard.mutex);
+    OnForkInChild(ForgetThreadsInChild);
     return made;
   }();
+  return *shards;
+}
+
+Shard& ShardOf(Key future) {
   const auto address = reinterpret_cast<uintptr_t>(future);
-  return (*shards)[(address >> 6 ^ address >> 12) % kShards];
+  return Shards()[(address >> 6 ^ address >> 12) % kShards];
 }
 
 }  // namespace
@@ -148,6 +162,15 @@ class WaiterList final : public c10::intrusive_ptr_target, public Table::Entry {
     waiter.list_ = nullptr;
   }
 
+  void ForgetThreads() {
+    Waiter* const last = last_;
+    for (Waiter* w = last ? last->next_ : nullptr; w;) {
+      Waiter* const next = w == last ? nullptr : w->next_;
+      if (w->of_thread_) Remove(*w);
+      w = next;
+    }
+  }
+
  private:
   bool IsInherited() const {
     if (fork_generation_ == ForkGeneration()) return false;
@@ -196,6 +219,19 @@ class WaiterList final : public c10::intrusive_ptr_target, public Table::Entry {
   Waiter* last_ = nullptr;  // of a ring
 };
 
+namespace {
+
+// The stacks of the parent's threads are still as they were; soon they are other threads'.
+void ForgetThreadsInChild() {
+  for (Shard& shard : Shards()) {
+    std::lock_guard<std::mutex> lock(shard.mutex);
+    shard.lists.ForEach(
+        [](Table::Entry& entry) { static_cast<WaiterList&>(entry).ForgetThreads(); });
+  }
+}
+
+}  // namespace
+
 Waker::~Waker() = default;
 
 Waiter::~Waiter() = default;
@@ -211,6 +247,10 @@ void Waiter::Unlink() {
   if (!list_) return;
   keep = std::move(keep_alive_);
   list_->Remove(*this);
+}
+
+void EnsureWaiterList(const FuturePtr& future) {
+  WaiterList::Link(future, nullptr, nullptr, /*promised=*/false);
 }
 
 bool HasWaiterList(const FuturePtr& future) {

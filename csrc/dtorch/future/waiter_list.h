@@ -33,7 +33,9 @@ class DTORCH_API Waker {
 /// The owner keeps it alive until it is notified or Unlink() has returned. Thread-safe.
 class DTORCH_API Waiter {
  public:
-  Waiter() = default;
+  /// `of_thread`: it stands for a thread that is blocked, and goes with it: a forked child, which
+  /// has no such thread, forgets it.
+  explicit Waiter(bool of_thread = false) : of_thread_(of_thread) {}
   virtual ~Waiter();
   Waiter(const Waiter&) = delete;
   Waiter& operator=(const Waiter&) = delete;
@@ -57,6 +59,7 @@ class DTORCH_API Waiter {
 
  private:
   friend class WaiterList;
+  const bool of_thread_;
   std::mutex* lock_ = nullptr;  // of the list it was last linked into; guards what follows
   WaiterList* list_ = nullptr;  // while linked
   Waiter* prev_ = nullptr;
@@ -68,6 +71,10 @@ class DTORCH_API Waiter {
 /// callback of the user, which may block; and so that a forked child knows the future as one of
 /// its parent's.
 DTORCH_API void PrepareForWaiters(const FuturePtr& future);
+
+/// Makes the list of any future, if it is pending and has none: before a callback of the user is
+/// hung on it. In a forked child throws DTorchError, as Waiter::LinkTo() does.
+DTORCH_API void EnsureWaiterList(const FuturePtr& future);
 
 /// Whether the callback that feeds a list of waiters hangs on `future`.
 bool HasWaiterList(const FuturePtr& future);
