@@ -401,6 +401,21 @@ c10::IValue DeviceArgument(PyObject* device) {
   return reinterpret_cast<THPDevice*>(made.ptr())->device;
 }
 
+FuturePtr Dispatch(PyObject* input, c10::IValue device, bool copy) {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("dtorch::get_tensor_async", "");
+  torch::jit::Stack stack;
+  stack.reserve(3);
+  stack.emplace_back(THPVariable_Unpack(input));
+  stack.push_back(std::move(device));
+  stack.emplace_back(copy);
+  {
+    HostUnlocked unlocked;  // a copy takes time
+    op.callBoxed(&stack);
+  }
+  return std::move(stack.back()).toFuture();
+}
+
 PyObject* ToTorchAsync(PyObject*, PyObject* const* args, Py_ssize_t nargs) {
   return Guarded([&] {
     TORCH_CHECK_TYPE(nargs == 3, "to_torch_async: expected input, device and copy");
@@ -411,20 +426,29 @@ PyObject* ToTorchAsync(PyObject*, PyObject* const* args, Py_ssize_t nargs) {
     if (!THPVariable_CheckExact(input) || at::impl::torch_function_mode_enabled()) {
       return CallOverridden(input, device, copy).release().ptr();
     }
-    static const auto op =
-        c10::Dispatcher::singleton().findSchemaOrThrow("dtorch::get_tensor_async", "");
-    torch::jit::Stack stack;
-    stack.reserve(3);
-    stack.emplace_back(THPVariable_Unpack(input));
-    stack.push_back(DeviceArgument(device));
-    stack.emplace_back(copy == Py_True);
-    {
-      HostUnlocked unlocked;  // a copy takes time
-      op.callBoxed(&stack);
-    }
-    return NewHandle(HandleKind::kTensorFuture, stack.back().toFuture()).release().ptr();
+    FuturePtr future = Dispatch(input, DeviceArgument(device), copy == Py_True);
+    return NewHandle(HandleKind::kTensorFuture, std::move(future)).release().ptr();
   });
 }
+
+// What OpOverload calls. torch's own matches arguments against the schema in a general way, which
+// costs more than all the rest: one plain tensor goes to the dispatcher at once, all else to torch.
+PyObject* general_operator = nullptr;
+
+PyObject* CallOperator(PyObject*, PyObject* const* args, Py_ssize_t nargs, PyObject* names) {
+  if (nargs != 1 || names || !THPVariable_CheckExact(args[0]) ||
+      at::impl::torch_function_mode_enabled()) {
+    return PyObject_Vectorcall(general_operator, args, static_cast<size_t>(nargs), names);
+  }
+  return Guarded([&] {
+    FuturePtr future = Dispatch(args[0], c10::IValue(), false);
+    return py::cast(std::make_shared<Wrapper>(std::move(future))).release().ptr();
+  });
+}
+
+PyMethodDef call_operator_def = {
+    "get_tensor_async", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(CallOperator)),
+    METH_FASTCALL | METH_KEYWORDS, "dtorch::get_tensor_async"};
 
 PyMethodDef to_torch_async_def = {
     "to_torch_async", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(ToTorchAsync)),
@@ -577,6 +601,10 @@ void BindFuture(py::module_& m) {
   PyObject* function = PyCFunction_New(&to_torch_async_def, nullptr);
   m.attr("to_torch_async") = py::reinterpret_steal<py::object>(function);
 
+  m.def("fast_operator", [](py::object general) {
+    general_operator = general.release().ptr();
+    return py::reinterpret_steal<py::object>(PyCFunction_New(&call_operator_def, nullptr));
+  });
   m.def("collect_all", &PyCollectAll);
   m.def("collect_any", &PyCollectAny);
   m.def("wait_all", &PyWaitAll);
