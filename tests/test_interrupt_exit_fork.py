@@ -300,6 +300,29 @@ _ENDINGS: dict[str, tuple[int, str]] = {
         handle.then(lambda f, n=noisy: print(f.value()))
     """,
     ),
+    "completing": (
+        20,
+        """
+        promises = [dtorch_ops.TensorPromise() for _ in range(400)]
+        lasts = []
+        for p in promises:
+            f = p.get_future()
+            f.add_done_callback(lambda f: sum(range(100)))
+            lasts.append(f.then(lambda f: f.value()).then(lambda f: sum(range(100))))
+        groups = [dtorch_ops.collect_all(lasts[i:]) for i in range(0, 400, 10)]
+        begun = threading.Event()
+        def complete():
+            for i, p in enumerate(promises):
+                if i % 3:
+                    p.set_value(value)
+                else:
+                    p.set_exception(ValueError(i))
+                if i == 20:
+                    begun.set()
+        threading.Thread(target=complete, daemon=True).start()
+        begun.wait()
+    """,
+    ),
     "completing_without_callbacks": (
         10,
         """

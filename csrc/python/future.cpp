@@ -143,10 +143,17 @@ class FlatRef {
   ~FlatRef() {
     static thread_local std::vector<FuturePtr>* dropping = nullptr;
     if (!future_) return;
-    // Its value may be a Python object, for which torch takes the lock in a destructor: at exit
-    // that would end the process, and this parks the thread before.
+    // Its value is a Python object, for which torch takes the lock in a destructor: at exit that
+    // would end the process, and this parks the thread before. Whoever else holds the future may
+    // drop it at any moment, so it does not matter how many there are now.
     std::optional<GilAcquire> gil;
-    if (future_.use_count() == 1 && future_->completed()) gil.emplace();
+    if (future_->completed()) {
+      gil.emplace();
+      if (!*gil) {  // the interpreter is gone, or going: what is left of it is left alone
+        (void)future_.release();
+        return;
+      }
+    }
     if (dropping) {
       dropping->push_back(std::move(future_));
       return;
