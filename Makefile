@@ -39,6 +39,8 @@ build: $(STAMPS)/build  ## build the package in place, into .venv
 demo: $(STAMPS)/build $(STAMPS)/demo  ## train on real digits and serve them, without blocking
 	$(call say,running examples/train_digits.py)
 	$(BIN)/python examples/train_digits.py
+	$(call say,running examples/worker_pool.py)
+	$(BIN)/python examples/worker_pool.py
 
 test: lint test-only  ## lint, type checks and all tests
 

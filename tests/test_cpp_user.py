@@ -67,8 +67,18 @@ def build(source: Path, folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(EXAMPLE, tmp_path_factory.mktemp("example")) / "scripted_model"
+def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(EXAMPLE, tmp_path_factory.mktemp("example"))
+
+
+@pytest.fixture(scope="module")
+def example(examples: Path) -> Path:
+    return examples / "scripted_model"
+
+
+@pytest.fixture(scope="module")
+def worker(examples: Path) -> Path:
+    return examples / "worker"
 
 
 @pytest.fixture(scope="module")
@@ -122,8 +132,9 @@ def test_the_example_says_the_same_as_python(model):
     assert promise.get_future().get().tolist() == [[150]]
 
 
-def test_the_example_needs_no_python(example):
-    libraries = loaded_libraries(example)
+@pytest.mark.parametrize("program", ["scripted_model", "worker"])
+def test_the_examples_need_no_python(examples, program):
+    libraries = loaded_libraries(examples / program)
     assert "libpython" not in libraries and "torch_python" not in libraries
     assert str(LIBRARY) in libraries
     assert "not found" not in libraries
@@ -150,6 +161,108 @@ def test_the_readme_of_the_example_names_its_files():
     for file in EXAMPLE.iterdir():
         if file.name not in ("README.md", "CMakeLists.txt"):
             assert file.name in text
+
+
+# ---- The worker ---------------------------------------------------------------------------------
+
+LIMIT_MS = 60_000
+
+
+class CppWorker:
+    """The process, and the futures of what it has promised. Use it in a ``with``."""
+
+    def __init__(self, program: Path, model: Path | str) -> None:
+        ready, result = dtorch_ops.VoidPromise(), dtorch_ops.TensorPromise()
+        self.ready, self.result = ready.get_future(), result.get_future()
+        self.process = subprocess.Popen(
+            [str(program), str(model), ready.token(), result.token()],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def finish(self, numbers: str = "") -> tuple[int, str]:
+        """Its exit code and its stderr, once it has read ``numbers``."""
+        _, said = self.process.communicate(numbers, timeout=60)
+        return self.process.returncode, said
+
+    def __enter__(self) -> CppWorker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def test_the_worker_fulfils_the_promises_of_this_process(worker, model):
+    with CppWorker(worker, model) as process:
+        assert process.ready.wait(LIMIT_MS) is None
+        assert not process.result.is_ready()
+        assert process.finish("1 2 3") == (0, "")
+    result = process.result.get()  # which has outlived its producer
+    assert result.tolist() == [[150]]
+    assert result.add_(1).tolist() == [[151]]
+
+
+def test_the_code_of_the_readme_runs(examples, model, tmp_path):
+    code = re.search(r"```python\n(.*?)```", (EXAMPLE / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "build").symlink_to(examples)
+    (tmp_path / "model.pt").symlink_to(model)
+    done = run(sys.executable, "-W", "error", "-c", code[1], cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "tensor([[150.]])\n", "")
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [
+        ("1 2", "mat1 and mat2 shapes cannot be multiplied"),
+        ("1 two 3", "expected numbers on the standard input"),
+    ],
+)
+def test_an_error_of_the_worker_is_that_of_the_future(worker, model, numbers, message):
+    with CppWorker(worker, model) as process:
+        code, said = process.finish(numbers)
+    assert code == 1 and message in said
+    assert process.ready.wait(LIMIT_MS) is None
+    with pytest.raises(RuntimeError, match=message) as raised:
+        process.result.wait(LIMIT_MS)
+    assert not isinstance(raised.value, dtorch_ops.BrokenPromiseError)
+
+
+def test_a_model_that_cannot_be_loaded_fails_both_promises(worker):
+    with CppWorker(worker, "missing.pt") as process:
+        code, said = process.finish("1 2 3")
+    assert code == 1 and "missing.pt" in said
+    for future in (process.ready, process.result):
+        with pytest.raises(RuntimeError, match=r"missing\.pt"):
+            future.wait(LIMIT_MS)
+
+
+def test_a_worker_that_ends_without_a_value_breaks_its_promise(worker, model):
+    with CppWorker(worker, model) as process:
+        assert process.ready.wait(LIMIT_MS) is None
+        assert process.finish(numbers="") == (3, "")
+    with pytest.raises(dtorch_ops.BrokenPromiseError):
+        process.result.wait(LIMIT_MS)
+
+
+def test_a_worker_that_is_killed_breaks_its_promise(worker, model):
+    with CppWorker(worker, model) as process:
+        assert process.ready.wait(LIMIT_MS) is None  # it has both promises now
+        process.process.kill()
+        with pytest.raises(dtorch_ops.BrokenPromiseError):
+            process.result.wait(LIMIT_MS)
+    assert process.ready.get() is None  # what was set stays
+
+
+def test_a_worker_says_what_it_wants(worker, model):
+    done = run(str(worker), str(model))
+    assert done.returncode == 2 and done.stderr.startswith("usage: worker MODEL.pt READY RESULT")
+    void, tensor = dtorch_ops.VoidPromise().token(), dtorch_ops.TensorPromise().token()
+    for tokens in ((tensor, void), ("hello", tensor), (void, "hello")):
+        done = run(str(worker), str(model), *tokens)
+        assert done.returncode == 1 and done.stdout == ""
+        assert "token" in done.stderr
 
 
 # ---- CMake --------------------------------------------------------------------------------------

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-import sklearn.datasets
 import torch
-from sklearn.model_selection import train_test_split
 from torch import Tensor
 
 BRIGHTEST = 16
@@ -35,6 +33,10 @@ class Digits(NamedTuple):
 
 def load_digits(seed: int) -> Digits:
     """A quarter is for testing, with equal shares of each digit; ``seed`` chooses which."""
+    # Here, since it takes a second, and worker processes import the example that started them.
+    import sklearn.datasets
+    from sklearn.model_selection import train_test_split
+
     scans = sklearn.datasets.load_digits()
     train_images, test_images, train_labels, test_labels = train_test_split(
         torch.from_numpy(scans.images).float().unsqueeze(1) / BRIGHTEST,

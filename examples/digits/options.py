@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
+
+from .arguments import OneLineParser, integer
 
 DEFAULT_OUTPUT = os.path.relpath(Path(__file__).parent.parent / "output" / "loss.png")
 FORMATS = (".png", ".pdf", ".svg")
@@ -18,27 +20,6 @@ class Options(NamedTuple):
     clients: int
     output: Path
     seed: int
-
-
-class _OneLineParser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        """Say what is wrong in one line, without the usage; exit with 2."""
-        self.exit(2, f"{self.prog}: error: {' '.join(message.split())} (see --help)\n")
-
-
-def _integer(low: int, high: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = low - 1
-        if not low <= value <= high:
-            raise argparse.ArgumentTypeError(
-                f"expected an integer from {low} to {high}, got {text!r}"
-            )
-        return value
-
-    return parse
 
 
 def _writable_plot(text: str) -> Path:
@@ -63,28 +44,27 @@ def _writable_plot(text: str) -> Path:
 
 def parse_options(arguments: Sequence[str] | None = None) -> Options:
     """Read the command line; a wrong argument ends the program with one line and exit code 2."""
-    parser = _OneLineParser(
+    parser = OneLineParser(
         description="Train two small convolutional networks on scikit-learn's handwritten digits, "
         "reading each step's loss through futures, and serve them to asyncio clients.",
-        allow_abbrev=False,
     )
     parser.add_argument(
         "--epochs",
-        type=_integer(1, 1000),
+        type=integer(1, 1000),
         default=12,
         metavar="N",
         help="passes over the training images (default: %(default)s)",
     )
     parser.add_argument(
         "--batch-size",
-        type=_integer(1, 1024),
+        type=integer(1, 1024),
         default=32,
         metavar="N",
         help="images in a training step (default: %(default)s)",
     )
     parser.add_argument(
         "--clients",
-        type=_integer(1, 256),  # fewer than there are test images, so that each has some to ask for
+        type=integer(1, 256),  # fewer than there are test images, so that each has some to ask for
         default=32,
         metavar="N",
         help="clients that ask at the same time (default: %(default)s)",
@@ -98,7 +78,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     )
     parser.add_argument(
         "--seed",
-        type=_integer(0, 2**31),
+        type=integer(0, 2**31),
         default=0,
         metavar="N",
         help="of the split, the weights and the order of the images (default: %(default)s)",
