@@ -14,13 +14,14 @@ import torch
 
 import dtorch_ops
 
-from . import bench_await, bench_latency, bench_memory
+from . import bench_await, bench_file, bench_latency, bench_memory
 from .common import Figure, Settings, table
 
 BENCHMARKS = {
     "latency": bench_latency.run,
     "await": bench_await.run,
     "memory": bench_memory.run,
+    "file": bench_file.run,
 }
 
 

@@ -35,21 +35,21 @@ def _ours(loop: asyncio.AbstractEventLoop) -> Pending[torch.Tensor]:
     return Pending(promise.get_future(), lambda: promise.set_value(TENSOR), TENSOR)
 
 
-def _bare(loop: asyncio.AbstractEventLoop) -> Pending[None]:
+def bare(loop: asyncio.AbstractEventLoop) -> Pending[None]:
     """The baseline: what every way to wake a coroutine from a thread comes down to."""
     future = loop.create_future()
     return Pending(future, lambda: loop.call_soon_threadsafe(future.set_result, None), None)
 
 
 Make = Callable[[asyncio.AbstractEventLoop], Pending[Any]]
-MAKERS: dict[str, Make] = {"ours": _ours, "bare": _bare}
+MAKERS: dict[str, Make] = {"ours": _ours, "bare": bare}
 BARE = "call_soon_threadsafe(future.set_result)"
 
 
 # ---- One -----------------------------------------------------------------------------------------
 
 
-async def _resumed_after(helper: Helper, make: Make) -> float:
+async def resumed_after(helper: Helper, make: Make) -> float:
     """Microseconds from just before the completion to the resumption of a loop that sleeps."""
     pending = make(asyncio.get_running_loop())
     helper.act_soon(pending.complete)
@@ -145,7 +145,7 @@ class Bench:
     def one(self) -> Figure:
         series = take(
             {
-                name: lambda make=make: self._run(_resumed_after(self._helper, make))
+                name: lambda make=make: self._run(resumed_after(self._helper, make))
                 for name, make in MAKERS.items()
             },
             self._settings.rounds,

@@ -88,6 +88,15 @@ def per_operation(body: Callable[[int], None], count: int) -> Sample:
     return sample
 
 
+def in_a_row(sample: Sample, count: int) -> Sample:
+    """The median of ``count`` samples with nothing between them.
+
+    For what depends on where the kernel has put the processes, and on what they did last: samples
+    of another kind between them would change it.
+    """
+    return lambda: statistics.median(sample() for _ in range(count))
+
+
 def expect(right: bool, what: str) -> None:
     """A benchmark of something that gives wrong results is worth nothing: it ends here."""
     if not right:
@@ -138,7 +147,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        if len(values) == 1:
+        if len(set(values)) == 1:  # quantiles would round
             return cls(values[0], values[0], values[0])
         tenths = statistics.quantiles(values, n=10, method="inclusive")
         return cls(statistics.median(values), tenths[0], tenths[-1])
