@@ -7,12 +7,12 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 
 NATIVE := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.txt' -o -name '*.in')
-CXX_FILES := $(shell find csrc examples tests -name '*.cpp' -o -name '*.h')
+CXX_FILES := $(shell find csrc benchmarks examples tests -name '*.cpp' -o -name '*.h')
 PY_DIRS := dtorch_ops tests benchmarks examples setup.py
 
 say = @printf '\n== %s\n' "$(1)"
 
-.PHONY: help build demo test test-only bench lint format clean
+.PHONY: help build demo test test-only bench model faults asan tsan lint format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -51,6 +51,28 @@ test-only: $(STAMPS)/build $(STAMPS)/test  ## the tests alone; ARGS='-k name' ch
 bench: $(STAMPS)/build $(STAMPS)/test  ## the benchmarks, each beside its baseline
 	$(call say,running the benchmarks)
 	$(BIN)/python -m benchmarks
+
+model:  ## check the protocol of the shared memory (docs/model/slot.pml); needs spin and gcc
+	$(call say,checking the model of the shared memory)
+	@tests/model.sh
+
+# The programs of tests/cpp/shm need no torch. SEED chooses other random numbers.
+SEED ?= 1
+
+faults: $(STAMPS)/test  ## processes stopped and killed at every step of the shared memory's protocol
+	$(call say,stopping and killing processes)
+	$(BIN)/python -m pytest --noconftest tests/test_faults.py $(ARGS)
+
+asan:  ## shared memory full of garbage, under AddressSanitizer and UBSan; SEED=n
+	$(call say,corrupting the shared memory under AddressSanitizer)
+	@$(MAKE) -s -C tests/cpp/shm VARIANT=asan corruption stress
+	build/shm/asan/corruption 100000 $(SEED)
+	build/shm/asan/stress 5 $(SEED)
+
+tsan:  ## threads of consumer and producers at once, under ThreadSanitizer; SEED=n
+	$(call say,stressing the shared memory under ThreadSanitizer)
+	@$(MAKE) -s -C tests/cpp/shm VARIANT=tsan stress
+	build/shm/tsan/stress 10 $(SEED)
 
 lint: $(STAMPS)/build $(STAMPS)/lint $(STAMPS)/test  ## formatting, lint and type checks
 	$(call say,checking format, lint and types)

@@ -24,18 +24,32 @@ def tool(name: str) -> str:
     return found
 
 
+def torch_minor() -> str:
+    """The release of torch to build for: what is built works with no other."""
+    try:
+        import torch
+    except ImportError:
+        sys.exit(
+            "dtorch_ops: torch is not installed in this environment. Install the torch that "
+            "the plugin is to be used with, then: pip install --no-build-isolation ."
+        )
+    return ".".join(torch.__version__.split(".")[:2])
+
+
+def requirements() -> list[str]:
+    """What the built package needs; a source archive can be built for any of several."""
+    if "sdist" in sys.argv:
+        return ["torch>=2.11,<2.15"]
+    return [f"torch=={torch_minor()}.*"]
+
+
 class CMakeBuild(build_ext):
     """Runs CMake and installs lib/, include/, share/ and the module into the package."""
 
     def build_extension(self, ext: Extension) -> None:
-        try:
-            import torch
-        except ImportError:
-            sys.exit(
-                "dtorch_ops: torch is not installed in this environment. Install the torch that "
-                "the plugin is to be used with, then: pip install --no-build-isolation ."
-            )
-        minor = ".".join(torch.__version__.split(".")[:2])
+        minor = torch_minor()
+        import torch
+
         tag = f"torch{minor}-{sys.implementation.cache_tag}"
         build_dir = ROOT / "build" / tag
         in_place = self.editable_mode or self.inplace
@@ -67,6 +81,7 @@ class CMakeBuild(build_ext):
 
 setup(
     version=VERSION,
+    install_requires=requirements(),
     ext_modules=[Extension("dtorch_ops._C", sources=[])],
     cmdclass={"build_ext": CMakeBuild},
 )

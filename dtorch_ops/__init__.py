@@ -22,6 +22,7 @@ from .errors import (
 from .future import Future, TensorFuture, VoidFuture
 from .groups import as_completed, collect_all, collect_any, wait_all
 from .promise import TensorPromise, VoidPromise
+from .shared_memory import set_cache_limit, stats, trim
 
 __version__: str = _build_info.VERSION
 
@@ -40,9 +41,12 @@ __all__ = [
     "cmake_prefix_path",
     "collect_all",
     "collect_any",
+    "set_cache_limit",
+    "stats",
     "sync",
     "sync_future",
     "to_torch",
     "to_torch_async",
+    "trim",
     "wait_all",
 ]

@@ -50,6 +50,8 @@ def _check_await() -> None:
 def _check_torchscript() -> None:
     if not _torchscript.available:
         raise NotImplementedError("this torch has no TorchScript")
+    if _torchscript.fetch(torch.ones(2)).sum().item() != 2.0:
+        raise AssertionError("a scripted function fetched another value than was passed")
 
 
 def _check_file() -> None:

@@ -19,8 +19,9 @@ _queues: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _C.AwaitQueue] = (
 def _queue_of(loop: asyncio.AbstractEventLoop) -> _C.AwaitQueue:
     queue = _queues.get(loop)
     if queue is None:
-        queue = _queues[loop] = _C.AwaitQueue()
-        loop.add_reader(queue.fileno(), queue.drain)
+        queue = _C.AwaitQueue()
+        loop.add_reader(queue.fileno(), queue.drain)  # may raise
+        _queues[loop] = queue
     return queue
 
 
@@ -35,6 +36,11 @@ def watch(
     completed: asyncio.Future[None] = loop.create_future()
     waiter = _C.AwaitWaiter(_queue_of(loop), completed)
     return (waiter, completed) if waiter.link(future) else None
+
+
+def flush() -> None:
+    """Set the asyncio futures of the running loop whose torch futures are complete by now."""
+    _queue_of(asyncio.get_running_loop()).drain()
 
 
 def install() -> None:

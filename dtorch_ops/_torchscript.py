@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 
+from . import _ops
 from .promise import TensorPromise, VoidPromise
 
 
@@ -24,9 +27,22 @@ def install() -> bool:
         register = _builtins._register_builtin
         register(torch.futures.collect_all, "dtorch::collect_all")
         register(torch.futures.wait_all, "dtorch::wait_all")
+        for name, function in _ops.replaced:
+            register(function, name)
     except Exception:  # whatever the way in which TorchScript refuses, warnings as errors included
         return False
     return True
+
+
+def fetch(input: torch.Tensor) -> torch.Tensor:
+    """Fetch a tensor in a scripted function: shows that TorchScript knows the operators."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # TorchScript's own: that it is being retired
+        unit = torch.jit.CompilationUnit(
+            "def fetch(t: Tensor) -> Tensor:\n"
+            "    return torch.jit.wait(torch.ops.dtorch.get_tensor_async(t, copy=True))\n"
+        )
+    return unit.fetch(input)  # type: ignore[no-any-return]
 
 
 available = install()

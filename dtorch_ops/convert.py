@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import _C
+from . import _C, _ops
 from .future import TensorFuture
 
 __all__ = ["to_torch", "to_torch_async"]
@@ -58,6 +58,7 @@ def to_torch(input: Tensor, *, device: Device | None = None, copy: bool = False)
 
 def install() -> None:
     """Add the two as methods of ``torch.Tensor``."""
+    _C.register_get_tensor_async(_ops.get_tensor_async)
     torch.Tensor.to_torch_async = to_torch_async  # type: ignore[attr-defined]
     torch.Tensor.to_torch = to_torch  # type: ignore[attr-defined]
 

@@ -120,7 +120,11 @@ def _copy_without_frames(exc: BaseException) -> BaseException:
         if name in _LEFT_BEHIND or name in ("__dict__", "__weakref__", "__class__"):
             continue
         try:
-            object.__setattr__(copy, name, object.__getattribute__(exc, name))
+            value = object.__getattribute__(exc, name)
+            # What is unset reads as None in some classes, and would read as None set afterwards:
+            # an OSError says its file name then.
+            if value is not None or hasattr(copy, name) is False:
+                object.__setattr__(copy, name, value)
         except (AttributeError, TypeError):
             continue  # unset, or read-only
     copy.__dict__.update(exc.__dict__)
@@ -167,6 +171,20 @@ def _revive(kept: _Kept) -> BaseException:
     return fresh
 
 
+def _encode_arguments(exc: BaseException) -> str:
+    """What the exception is made of, as JSON; empty if that cannot hold it."""
+    native = _native_class(type(exc))
+    try:
+        if _is_group(exc):
+            message, members = native.__reduce__(exc)[1]
+            return json.dumps([message, [_encode(_Kept(member, "")) for member in members]])
+        arguments = [list(exc.args), list(native.__reduce__(exc)[1])]
+        encoded = json.dumps(arguments)
+        return encoded if json.loads(encoded) == arguments else ""
+    except Exception:
+        return ""
+
+
 def _encode(kept: _Kept) -> tuple[str, str, str, str, str]:
     """The texts that go to another process; what is no plain value in ``args`` stays behind."""
     exc = kept.prototype
@@ -174,13 +192,7 @@ def _encode(kept: _Kept) -> tuple[str, str, str, str, str]:
         message = str(exc)
     except Exception:
         message = "(its __str__ raised)"
-    native = _native_class(type(exc))
-    try:
-        arguments = json.dumps([exc.args, native.__reduce__(exc)[1]])
-        if json.loads(arguments) != [list(exc.args), list(native.__reduce__(exc)[1])]:
-            arguments = ""
-    except Exception:
-        arguments = ""
+    arguments = _encode_arguments(exc)
     cls = type(exc)
     texts = (cls.__module__, cls.__qualname__, message, kept.traceback_text, arguments)
     return cast(
@@ -207,6 +219,9 @@ def _decode(module: str, name: str, message: str, traceback_text: str, arguments
         try:
             args, native_args = json.loads(arguments)
             native = _native_class(cls)
+            if native.__name__ in ("BaseExceptionGroup", "ExceptionGroup"):
+                members = [_decode(*member).prototype for member in native_args]
+                return _Kept(native(args, members), traceback_text)
             exc = native.__new__(cls, *native_args)
             native.__init__(exc, *native_args)
             exc.args = tuple(args)

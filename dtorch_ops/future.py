@@ -6,7 +6,7 @@ from typing import Generic, NoReturn, TypeVar
 
 from torch import Tensor
 
-from . import _C, _asyncio, _ops
+from . import _C, _asyncio
 from .errors import DTorchError
 
 __all__ = ["Future", "TensorFuture", "VoidFuture"]
@@ -61,6 +61,5 @@ _C.register_futures(
     tensor_future=TensorFuture,
     void_future=VoidFuture,
     before_blocking=_asyncio.before_blocking,
-    get_tensor_async=_ops.get_tensor_async,
 )
 _asyncio.install()

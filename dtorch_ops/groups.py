@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import weakref
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
@@ -118,22 +119,14 @@ class as_completed(Generic[F]):
     async def __anext__(self) -> F:
         if self._watch is None:
             self._watch = _Watch(self._futures)
-        if self._watch.remaining == 0:
-            raise StopAsyncIteration
-        try:
-            return await asyncio.wait_for(self._watch.pop(), self._queue.seconds_left())
-        except asyncio.TimeoutError:
-            raise TimeoutError(
-                f"{self._watch.remaining} of {len(self._futures)} futures did not complete within "
-                "the time limit; they can be waited for again"
-            ) from None
+        return await self._watch.next(self._queue.seconds_left())
 
 
 class _Watch(Generic[F]):
     """Completions of a group, as one event loop sees them."""
 
     def __init__(self, futures: list[F]) -> None:
-        self.remaining = len(futures)
+        self._size = self._remaining = len(futures)
         self._done: asyncio.Queue[F] = asyncio.Queue()
         self._waiters = []  # the watching ends when they are dropped
         for future in futures:
@@ -143,12 +136,32 @@ class _Watch(Generic[F]):
                 continue
             waiter, completed = watched
             self._waiters.append(waiter)
-            completed.add_done_callback(functools.partial(self._put, future))
+            # Held weakly: the collector cannot see through the waiter.
+            completed.add_done_callback(functools.partial(_Watch._put, weakref.ref(self), future))
 
-    def _put(self, future: F, _: object) -> None:
-        self._done.put_nowait(future)
+    @staticmethod
+    def _put(weak_self: weakref.ref[_Watch[F]], future: F, _: object) -> None:
+        self = weak_self()
+        if self is not None:
+            self._done.put_nowait(future)
 
-    async def pop(self) -> F:
-        future = await self._done.get()
-        self.remaining -= 1
-        return future
+    async def next(self, seconds: float | None) -> F:
+        if self._remaining == 0:
+            raise StopAsyncIteration
+        self._remaining -= 1  # before the wait: other tasks may share the iteration
+        try:
+            if self._done.empty() and seconds is not None:
+                # What has completed since the loop last looked.
+                _asyncio.flush()
+                await asyncio.sleep(0)
+            if not self._done.empty():
+                return self._done.get_nowait()
+            return await asyncio.wait_for(self._done.get(), seconds)
+        except BaseException as error:
+            self._remaining += 1
+            if not isinstance(error, asyncio.TimeoutError):
+                raise
+            raise TimeoutError(
+                f"{self._remaining} of {self._size} futures did not complete within the time "
+                "limit; they can be waited for again"
+            ) from None

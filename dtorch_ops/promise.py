@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import process, util
 from typing import Any
+
+import torch
 
 from . import _C
 from . import _library as _library  # registers the native classes
@@ -36,6 +39,9 @@ class _Promise:
     def __copy__(self: Any) -> Any:
         return self
 
+    def __deepcopy__(self: Any, memo: object) -> Any:
+        return self
+
 
 class TensorPromise(_Promise, _C.TensorPromiseBase):
     """The producing end of a :class:`~dtorch_ops.TensorFuture`, to be fulfilled once.
@@ -59,6 +65,33 @@ class TensorPromise(_Promise, _C.TensorPromiseBase):
 
     __slots__ = ()
 
+    def empty(self, *size: int | Sequence[int], dtype: torch.dtype | None = None) -> torch.Tensor:
+        """A tensor, not initialised, that the value can be computed straight into.
+
+        Setting the promise with this very tensor copies nothing, where the promise came from
+        another process: the memory is what both processes share. Anything else may be set as well.
+        What is written to the tensor after it was set shows at the consumer's, too.
+
+        Args:
+            size: as for :func:`torch.empty`: numbers, or one sequence of them.
+            dtype: of its elements; None is the default dtype.
+
+        Raises:
+            DTorchError: no room for it in the shared memory.
+            TypeError, ValueError: a size or dtype of no tensor.
+
+        Example:
+            >>> promise = dtorch_ops.TensorPromise()
+            >>> future = promise.get_future()
+            >>> t = promise.empty(2, 3)
+            >>> promise.set_value(torch.ones(2, 3, out=t))
+            >>> future.get().sum()
+            tensor(6.)
+        """
+        one_sequence = len(size) == 1 and not isinstance(size[0], int)
+        extents: Any = tuple(size[0]) if one_sequence else size  # type: ignore[arg-type]
+        return self._empty(extents, torch.get_default_dtype() if dtype is None else dtype)
+
 
 class VoidPromise(_Promise, _C.VoidPromiseBase):
     """The producing end of a :class:`~dtorch_ops.VoidFuture`: as :class:`TensorPromise`, valueless.
@@ -71,3 +104,32 @@ class VoidPromise(_Promise, _C.VoidPromiseBase):
     """
 
     __slots__ = ()
+
+
+_DEPTH = 10  # of containers in containers
+
+
+def _promises_in(value: object, depth: int = 0) -> Iterator[_Promise]:
+    """The promises in ``value``: itself, or in its items, down to some depth."""
+    if isinstance(value, _Promise):
+        yield value
+    elif depth < _DEPTH and isinstance(value, (list, tuple, set, frozenset)):
+        for item in value:
+            yield from _promises_in(item, depth + 1)
+    elif depth < _DEPTH and isinstance(value, dict):
+        yield from _promises_in(tuple(value.values()), depth + 1)
+
+
+def _adopt_arguments(_: object) -> None:
+    # Process(target=f, args=(promise,)) hands the promise over, as it does where it is pickled. A
+    # forked process inherits all others too, which it was not given: those it does not adopt.
+    started = process.current_process()
+    given = (getattr(started, "_args", ()), getattr(started, "_kwargs", {}))
+    for promise in _promises_in(given):
+        try:
+            promise._adopt()  # type: ignore[attr-defined]
+        except Exception:
+            continue  # using it says why
+
+
+util.register_after_fork(_Promise, _adopt_arguments)

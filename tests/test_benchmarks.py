@@ -7,7 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from helpers import ROOT
+
+import dtorch_ops
 
 FIGURES = {
     "latency.to_torch_async",
@@ -27,6 +30,27 @@ FIGURES = {
     "memory.look",
     "memory.block",
     "memory.cancel",
+    "file.wait_4B",
+    "file.wait_64KiB",
+    "file.wait_1MiB",
+    "file.torch_wait_4B",
+    "file.torch_wait_64KiB",
+    "file.await_4B",
+    "file.await_64KiB",
+    "file.first_use",
+    "file.peer_pipe_4B",
+    "file.peer_pipe_64KiB",
+    "file.peer_pipe_1MiB",
+    "file.peer_pipe_stream",
+    "file.stream_python",
+    "file.stream_whole",
+    "file.token",
+    "file.token_size",
+    "file.outstanding_memory",
+    "file.outstanding_threads",
+    "file.outstanding_descriptors",
+    "file.outstanding_last",
+    "file.outstanding_idle",
 }
 TARGETS = {
     "latency.to_torch_async": 0.5,
@@ -40,7 +64,27 @@ TARGETS = {
     "memory.look": 1.0,
     "memory.block": 1.0,
     "memory.cancel": 1.0,
+    "file.wait_4B": 1.5,
+    "file.wait_64KiB": 1.5,
+    "file.wait_1MiB": 1.15,
+    "file.torch_wait_4B": 2.5,
+    "file.torch_wait_64KiB": 2.5,
+    "file.await_4B": 1.0,
+    "file.await_64KiB": 1.0,
+    "file.first_use": 0.6,
+    "file.stream_python": 1 / 3,
+    "file.token": 10,
+    "file.token_size": 300,
+    "file.outstanding_memory": 1536,
+    "file.outstanding_threads": 1.0,
+    "file.outstanding_descriptors": 1.0,
+    "file.outstanding_last": 1.2,
+    "file.outstanding_idle": 1.0,
 }
+if hasattr(dtorch_ops.TensorPromise, "empty"):
+    LENT = {f"file.lent_{size}": 1.2 for size in ("4B", "64KiB", "1MiB")}
+    FIGURES |= LENT.keys()
+    TARGETS |= LENT
 
 
 def _run(*args: str) -> subprocess.CompletedProcess[str]:
@@ -54,18 +98,25 @@ def _run(*args: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_every_figure_is_shown_with_its_baseline(tmp_path: Path) -> None:
-    file = tmp_path / "figures.json"
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
+    """What a quick run of all has printed, and the file with its figures."""
+    file = tmp_path_factory.mktemp("quick") / "figures.json"
     done = _run("--quick", "--json", str(file))
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
+    return done.stdout, file
+
+
+def test_every_figure_is_shown_with_its_baseline(quick: tuple[str, Path]) -> None:
+    printed, file = quick
     result = json.loads(file.read_text())
     assert result.keys() == {"machine", "settings", "figures"}
     assert result["figures"].keys() == FIGURES
     for key, figure in result["figures"].items():
         assert figure["key"] == key
-        assert figure["title"] in done.stdout
-        assert figure["baseline_title"] in done.stdout
+        assert figure["title"] in printed
+        assert figure["baseline_title"] in printed
         assert figure["unit"]
         for name in ("subject", "baseline", "ratio"):
             spread = figure[name]
@@ -81,3 +132,18 @@ def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
     done = _run("latenzy")
     assert done.returncode == 2
     assert "latenzy" in done.stderr and "latency, await, memory" in done.stderr
+
+
+def test_the_latencies_between_processes_are_drawn(quick: tuple[str, Path], tmp_path: Path) -> None:
+    _, file = quick
+    picture = tmp_path / "latency.png"
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.plot_file", "--json", file, "--out", picture],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=ROOT,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert picture.read_bytes().startswith(b"\x89PNG")

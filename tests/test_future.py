@@ -8,6 +8,7 @@ import gc
 import itertools
 import pickle
 import sys
+import textwrap
 import threading
 import time
 import weakref
@@ -460,6 +461,59 @@ def test_a_subclass_that_forgets_its_base_is_told_so() -> None:
 
     with pytest.raises(TypeError, match="__init__"):
         Forgetful()
+
+
+_BOTH_BASES = """
+class Both(dtorch_ops.TensorFuture, torch.futures.Future):
+    def __init__(self):
+        torch.futures.Future.__init__(self)
+future = Both()
+"""
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        "torch._C.Future.__init__(future := promise.get_future(), [])",
+        "torch._C.Future.__init__(future := dtorch_ops.Future(promise.get_future()), [])",
+        "torch._C.Future.__init__(future := dtorch_ops.sync_future(), [])",
+        "torch._C.Future.__init__(future := dtorch_ops.collect_all([promise.get_future()]), [])",
+        "torch._C.Future.__init__(future := Future.__new__(dtorch_ops.Future), [])",
+        _BOTH_BASES,
+    ],
+    ids=["pending", "handle", "ready", "group", "new", "both_bases"],
+)
+def test_a_future_that_torch_has_initialised_is_refused(make: str) -> None:
+    """It holds another object then than our methods take it to hold."""
+    fresh.check(
+        "Future = torch._C.Future\npromise = dtorch_ops.TensorPromise()\n"
+        + make
+        + textwrap.dedent("""
+        for call in (
+            future.get, future.wait, future.value, future.is_ready, future.valid, future.__repr__,
+            lambda: future.wait(0), lambda: future.then(print),
+            lambda: future.add_done_callback(print), lambda: str([future]),
+        ):
+            for _ in range(2):
+                try:
+                    call()
+                except dtorch_ops.DTorchError as error:
+                    assert "got one that torch._C.Future.__init__ was called on" in str(error)
+                    continue
+                raise AssertionError(call)
+        # What takes any torch future takes this one.
+        assert not future.done()
+        assert not torch.ops.dtorch.is_ready(future)
+        another = dtorch_ops.TensorFuture(future)
+        group = dtorch_ops.collect_any([future, another])
+        assert not another.is_ready() and not group.is_ready()
+        Future.set_result(future, torch.tensor(3.0))
+        assert another.get() == group.get() == torch.tensor(3.0)
+        promise.set_value(torch.ones(1))
+        del future, another, group
+        gc.collect()
+        """)
+    )
 
 
 def test_the_value_goes_with_the_last_handle() -> None:
@@ -923,9 +977,11 @@ def test_ten_thousand_pending_futures_cost_no_thread_and_no_core() -> None:
             await asyncio.sleep(1)
             used = time.process_time() - before
             assert used < 0.02, f"{used} s of processor time in an idle second"
-            setter = threading.Thread(target=lambda: [p.set_value(torch.ones(1)) for p in promises])
+            setter = threading.Thread(
+                target=lambda: [p.set_value(torch.tensor(i)) for i, p in enumerate(promises)]
+            )
             setter.start()
-            await asyncio.gather(*tasks)
+            assert [v.item() for v in await asyncio.gather(*tasks)] == list(range(10_000))
             setter.join()
         asyncio.run(main())
         waiter.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import itertools
 import random
@@ -17,6 +18,7 @@ import torch
 from futures import (
     LIMIT,
     assert_memory_stays_flat,
+    awaited,
     blocked_in,
     failed,
     pending,
@@ -191,6 +193,22 @@ def test_a_group_gives_its_members_in_every_way_of_reading() -> None:
     assert seen[0] is future
 
 
+@pytest.mark.parametrize("complete_first", [True, False])
+def test_the_first_of_groups_gives_the_very_members(complete_first: bool) -> None:
+    promise, future = pending()
+    if complete_first:
+        promise.set_value(torch.ones(1))
+    inner = dtorch_ops.collect_all([future])
+    first = dtorch_ops.collect_any([inner])
+    first_of_first = dtorch_ops.collect_any([first])
+    both = dtorch_ops.collect_all([inner, first])
+    if not complete_first:
+        promise.set_value(torch.ones(1))
+    assert first.get()[0] is first_of_first.get()[0] is future
+    assert [member.wait()[0] for member in both.get()] == [future] * 2
+    assert dtorch_ops.wait_all([inner, first])[1][0] is future
+
+
 def test_groups_nest() -> None:
     one, two = pending(), pending()
     outer = dtorch_ops.collect_all([dtorch_ops.collect_all([one[1], two[1]])])
@@ -264,6 +282,78 @@ def test_the_first_error_to_happen_is_the_one() -> None:
             group.wait()
 
 
+def unwrapped(future: torch.futures.Future[Any]) -> torch.futures.Future[Any]:
+    """As the futures of torch's RPC: errors are values, and a function of Python raises them."""
+
+    def unwrap(value: Any) -> None:
+        if isinstance(value, str):
+            raise LookupError(value)
+
+    future._set_unwrap_func(unwrap)
+    return future
+
+
+# Futures whose error only their unwrap function knows.
+UNWRAPPED: dict[str, Callable[[Any], Any]] = {
+    "bare": unwrapped,
+    "handle": lambda f: dtorch_ops.Future(unwrapped(f)),
+    "handle_of_handle": lambda f: dtorch_ops.TensorFuture(dtorch_ops.Future(unwrapped(f))),
+    "any": lambda f: dtorch_ops.collect_any([unwrapped(f)]),
+    "any_of_any": lambda f: dtorch_ops.collect_any([dtorch_ops.collect_any([unwrapped(f)])]),
+    "any_of_handle": lambda f: dtorch_ops.collect_any([dtorch_ops.Future(unwrapped(f)), stock()]),
+    "all": lambda f: dtorch_ops.collect_all([unwrapped(f)]),
+}
+WAIT_UNWRAPPED: dict[str, Callable[[Any, Any], Any]] = {
+    "collect_any": lambda f, never: dtorch_ops.collect_any([never, f]).get(),
+    "collect_all": lambda f, never: dtorch_ops.collect_all([never, f]).get(),
+    "wait_all": lambda f, never: dtorch_ops.wait_all([f, never]),
+    "wait_all_last": lambda f, never: dtorch_ops.wait_all([never, f], 60_000),
+    "as_completed": lambda f, never: dtorch_ops.Future(
+        next(dtorch_ops.as_completed([never, f]))
+    ).get(),
+    "nested": lambda f, never: dtorch_ops.collect_any([dtorch_ops.collect_all([f, never])]).get(),
+    "nested_all": lambda f, never: dtorch_ops.collect_all(
+        [dtorch_ops.collect_any([f, never]), never]
+    ).get(),
+}
+
+
+@pytest.mark.parametrize("make", UNWRAPPED.values(), ids=UNWRAPPED.keys())
+@pytest.mark.parametrize("wait", WAIT_UNWRAPPED.values(), ids=WAIT_UNWRAPPED.keys())
+@pytest.mark.parametrize("when", ["before", "later"])
+def test_an_error_that_an_unwrap_function_raises_is_an_error_of_the_group(
+    make: Callable[[Any], Any], wait: Callable[[Any, Any], Any], when: str
+) -> None:
+    promise, never = pending()
+    inner = stock()
+    if when == "before":
+        inner.set_result("of the callee")
+    future = make(inner)
+    call = lambda: wait(future, never)  # noqa: E731
+    waiter = Worker(call) if when == "before" else blocked_in(call)
+    if when == "later":
+        assert waiter.is_alive()
+        inner.set_result("of the callee")
+    with pytest.raises(LookupError, match="of the callee"):
+        waiter.finish(5)
+    assert not never.is_ready() and never.valid()
+    promise.set_value(torch.ones(1))
+
+
+@pytest.mark.parametrize("make", UNWRAPPED.values(), ids=UNWRAPPED.keys())
+def test_what_an_unwrap_function_lets_pass_is_a_value(make: Callable[[Any], Any]) -> None:
+    inner = stock()
+    future = make(inner)
+    group = dtorch_ops.collect_all([future, ready()])
+    any_of = dtorch_ops.collect_any([future])
+    inner.set_result(7)
+    assert group.get()[0] is future
+    expected = future.value()
+    assert dtorch_ops.wait_all([future]) == [expected]
+    assert any_of.get() == expected
+    assert expected == 7 or expected[0].value() == 7
+
+
 # ---- Any of them --------------------------------------------------------------------------------
 
 
@@ -316,6 +406,34 @@ def test_what_a_group_is_handed_out_as() -> None:
     assert type(dtorch_ops.collect_any([dtorch_ops.sync_future()])) is dtorch_ops.VoidFuture
     assert isinstance(dtorch_ops.collect_any([ready(), stock()]), dtorch_ops.Future)
     assert isinstance(dtorch_ops.collect_all([ready()]), dtorch_ops.Future)
+
+
+def test_a_group_of_a_users_class_is_a_plain_future() -> None:
+    """Of that class nobody has called the __init__."""
+
+    class Tensors(dtorch_ops.TensorFuture):
+        def __init__(self, future: Any, tag: str) -> None:
+            super().__init__(future)
+            self.tag = tag
+
+    class Voids(dtorch_ops.VoidFuture):
+        pass
+
+    class Others(dtorch_ops.Future[Any]):
+        pass
+
+    class MoreTensors(Tensors):
+        pass
+
+    tensors = [Tensors(ready(2.0), "a"), Tensors(pending()[1], "b")]
+    any_of = dtorch_ops.collect_any(tensors)
+    assert type(any_of) is dtorch_ops.TensorFuture and any_of.get() == torch.tensor(2.0)
+    mixed = dtorch_ops.collect_any([*tensors, MoreTensors(ready(), "c"), ready()])
+    assert type(mixed) is dtorch_ops.TensorFuture
+    assert type(dtorch_ops.collect_any([tensors[0], Others(ready())])) is dtorch_ops.Future
+    assert type(dtorch_ops.collect_any([Others(ready())])) is dtorch_ops.Future
+    assert type(dtorch_ops.collect_any([Voids(dtorch_ops.sync_future())])) is dtorch_ops.VoidFuture
+    assert type(dtorch_ops.collect_all(tensors)) is dtorch_ops.Future
 
 
 # ---- Time limits --------------------------------------------------------------------------------
@@ -460,20 +578,27 @@ def test_an_iteration_that_stops_early_leaves_nothing() -> None:
     promise.set_value(torch.ones(1))
 
 
-def test_two_threads_may_share_an_iteration() -> None:
-    """Each future goes to one of them, and neither is left waiting."""
-    fresh.check("""
-        for _ in range(100):
+@pytest.mark.parametrize("threads", [2, 4])
+@pytest.mark.parametrize("timeout_ms", [None, 60_000])
+@pytest.mark.parametrize("complete", [0, 3, 8])
+def test_threads_may_share_an_iteration(
+    threads: int, timeout_ms: int | None, complete: int
+) -> None:
+    """Each future goes to one of them, and none is left waiting."""
+    fresh.check(f"""
+        for _ in range(50):
             promises = [dtorch_ops.VoidPromise() for _ in range(8)]
-            iterator = dtorch_ops.as_completed([p.get_future() for p in promises])
+            for promise in promises[:{complete}]:
+                promise.set_value()
+            iterator = dtorch_ops.as_completed([p.get_future() for p in promises], {timeout_ms})
             seen = []
             def consume():
                 for future in iterator:
                     seen.append(future)
-            threads = [threading.Thread(target=consume, daemon=True) for _ in range(2)]
+            threads = [threading.Thread(target=consume, daemon=True) for _ in range({threads})]
             for thread in threads:
                 thread.start()
-            for promise in promises:
+            for promise in promises[{complete}:]:
                 promise.set_value()
             for thread in threads:
                 thread.join(5)
@@ -482,6 +607,19 @@ def test_two_threads_may_share_an_iteration() -> None:
                     os._exit(1)
             assert len(seen) == len(set(seen)) == 8
     """)
+
+
+def test_threads_that_share_an_iteration_end_with_the_last_future() -> None:
+    """All sleep when it comes, one of them for it and the others for nothing."""
+    promises = [dtorch_ops.TensorPromise() for _ in range(3)]
+    futures = [p.get_future() for p in promises]
+    iterator = dtorch_ops.as_completed(futures)
+    threads = [blocked_in(lambda: list(iterator)) for _ in range(4)]
+    assert all(thread.is_alive() for thread in threads)
+    for promise in promises:
+        promise.set_value(torch.ones(1))
+    given = [future for thread in threads for future in thread.finish()]
+    assert sorted(map(id, given)) == sorted(map(id, futures))
 
 
 # ---- Races --------------------------------------------------------------------------------------
@@ -505,19 +643,23 @@ def test_groups_made_while_their_members_complete() -> None:
 
         setters = [Worker(lambda n=n, c=complete: c(n)) for n in range(2)]
         start.wait(LIMIT)
-        for members in futures:
+        called = [0] * rounds
+        for round, members in enumerate(futures):
             all_of = dtorch_ops.collect_all(members)
             any_of = dtorch_ops.collect_any(members)
-            called: list[int] = []
-            all_of.add_done_callback(lambda f, called=called: called.append(1))
+
+            def note(_: Any, round: int = round, called: list[int] = called) -> None:
+                called[round] += 1
+
+            all_of.add_done_callback(note)
             assert dtorch_ops.wait_all(members, LIMIT * 1000) == [
                 torch.tensor(i) for i in range(width)
             ]
             assert all_of.get() == members
             assert any_of.get().item() in range(width)
-            assert called in ([1], []) and all_of.is_ready()
         for setter in setters:
             setter.finish()
+        assert called == [1] * rounds
 
 
 def test_a_group_of_thousands_completed_by_many_threads() -> None:
@@ -543,16 +685,57 @@ class _Members:
         self.never, self.other = (p.get_future() for p in self.promises)
         self.ready = ready()
         self.failed = failed(KeyError())
+        self.stock = stock()
 
+    def complete(self) -> None:
+        for promise in self.promises:
+            promise.set_value(torch.ones(1))
+        self.stock.set_result(torch.ones(1))
+
+
+def all_of(*futures: Any) -> Any:
+    return dtorch_ops.collect_all(futures)
+
+
+def any_of(*futures: Any) -> Any:
+    return dtorch_ops.collect_any(futures)
+
+
+# Groups that stay pending.
+PENDING_GROUPS: dict[str, Callable[[_Members], Any]] = {
+    "all": lambda m: all_of(m.never, m.other),
+    "any": lambda m: any_of(m.never, m.other),
+    "all_of_one": lambda m: all_of(m.never),
+    "any_of_one": lambda m: any_of(m.never),
+    "all_of_one_twice": lambda m: all_of(m.never, m.never),
+    "any_of_one_twice": lambda m: any_of(m.never, m.never),
+    "all_and_ready": lambda m: all_of(m.ready, m.never),
+    "all_and_stock": lambda m: all_of(m.stock, m.never),
+    "any_and_stock": lambda m: any_of(m.never, m.stock),
+    "any_of_any": lambda m: any_of(any_of(m.never, m.other)),
+    "any_of_all": lambda m: any_of(all_of(m.never, m.other)),
+    "any_of_all_and_ready": lambda m: any_of(all_of(m.never, m.ready), m.other),
+    "all_of_any": lambda m: all_of(any_of(m.never, m.other)),
+    "all_of_all": lambda m: all_of(all_of(m.never), all_of(m.never, m.other), m.ready),
+    "all_of_ready_any": lambda m: all_of(any_of(m.never, m.ready), m.other),
+    "three_levels": lambda m: any_of(all_of(any_of(m.never), m.ready), any_of(all_of(m.other))),
+}
+pending_groups = pytest.mark.parametrize(
+    "collect", PENDING_GROUPS.values(), ids=PENDING_GROUPS.keys()
+)
 
 LOOPS: dict[str, tuple[int, Callable[[_Members], Any]]] = {
-    "any_pending_ready": (100_000, lambda m: dtorch_ops.collect_any([m.never, m.ready])),
-    "any_ready_pending": (2000, lambda m: dtorch_ops.collect_any([m.ready, m.never])),
-    "any_pending_failed": (2000, lambda m: dtorch_ops.collect_any([m.never, m.failed])),
+    "any_pending_ready": (100_000, lambda m: any_of(m.never, m.ready)),
+    "any_ready_pending": (2000, lambda m: any_of(m.ready, m.never)),
+    "any_pending_failed": (2000, lambda m: any_of(m.never, m.failed)),
     "any_operator": (2000, lambda m: ops.collect_any([m.never, m.ready])),
-    "all_pending_failed": (2000, lambda m: dtorch_ops.collect_all([m.never, m.failed])),
+    "all_pending_failed": (2000, lambda m: all_of(m.never, m.failed)),
+    "any_of_any_and_ready": (2000, lambda m: any_of(any_of(m.never, m.other), m.ready)),
+    "any_of_all_and_ready": (2000, lambda m: any_of(all_of(m.never, m.other), m.ready)),
+    "all_of_any_and_failed": (2000, lambda m: all_of(any_of(m.never, m.other), m.failed)),
     "as_completed": (2000, lambda m: next(dtorch_ops.as_completed([m.never, m.ready]))),
     "as_completed_unused": (2000, lambda m: dtorch_ops.as_completed([m.never, m.other])),
+    **{name: (2000, collect) for name, collect in PENDING_GROUPS.items()},
 }
 
 
@@ -560,14 +743,57 @@ LOOPS: dict[str, tuple[int, Callable[[_Members], Any]]] = {
 def test_collecting_on_a_long_pending_member_leaves_nothing(
     rounds: int, collect: Callable[[_Members], Any]
 ) -> None:
-    """One future that stays pending for ever, say a stop signal, beside many that come and go.
-
-    A group that is still pending stays until its members complete or go: callbacks may hang on it.
-    """
+    """One future that stays pending for ever, say a stop signal, beside many that come and go."""
     members = _Members()
     assert_memory_stays_flat(lambda: collect(members), rounds)
-    for promise in members.promises:
-        promise.set_value(torch.ones(1))
+    members.complete()
+
+
+# What is done with a pending group before it is dropped, that leaves nothing either.
+def _waited_for(group: Any) -> None:
+    with pytest.raises(TimeoutError):
+        group.wait(0)
+    with pytest.raises(TimeoutError):
+        dtorch_ops.wait_all([group], 0)
+    with pytest.raises(TimeoutError):
+        ops.wait_for(group, 0)
+
+
+async def _await_and_cancel(group: Any) -> None:
+    task = asyncio.ensure_future(group)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+USES: dict[str, Callable[[Any], Any]] = {
+    "two_handles": lambda g: dtorch_ops.Future(g),
+    "many_handles": lambda g: (dtorch_ops.Future(dtorch_ops.Future(g)), dtorch_ops.Future(g)),
+    "waited_for": _waited_for,
+    "iterated_over": lambda g: dtorch_ops.as_completed([g]),
+}
+
+
+@pytest.mark.parametrize("use", USES.values(), ids=USES.keys())
+@pytest.mark.parametrize("kind", ["all", "any", "all_of_any"])
+def test_a_pending_group_that_is_used_and_dropped_leaves_nothing(
+    kind: str, use: Callable[[Any], Any]
+) -> None:
+    members = _Members()
+    assert_memory_stays_flat(lambda: use(PENDING_GROUPS[kind](members)), 1000)
+    members.complete()
+
+
+@pytest.mark.parametrize("kind", ["all", "any", "all_of_any"])
+def test_a_pending_group_whose_await_was_cancelled_leaves_nothing(kind: str) -> None:
+    members = _Members()
+    loop = asyncio.new_event_loop()
+    assert_memory_stays_flat(
+        lambda: loop.run_until_complete(_await_and_cancel(PENDING_GROUPS[kind](members))), 1000
+    )
+    loop.close()
+    members.complete()
 
 
 def test_waiting_on_a_long_pending_member_leaves_nothing() -> None:
@@ -594,3 +820,271 @@ def test_a_settled_group_lets_go_of_its_members() -> None:
     gc.collect()
     assert alive() is None, "the pending member keeps what was collected"
     promise.set_value(torch.ones(1))
+
+
+# ---- Dropped groups that somebody depends on ----------------------------------------------------
+
+# What depends on a group: from a handle that is then dropped, something that says when it is done.
+HOLDS: dict[str, Callable[[Any], Any]] = {
+    "another_handle": lambda g: dtorch_ops.Future(g),
+    "a_handle_of_another": lambda g: dtorch_ops.Future(dtorch_ops.Future(g)),
+    "then": lambda g: g.then(lambda g: 1),
+    "then_then": lambda g: g.then(lambda g: 1).then(lambda f: 2),
+    "then_of_another_handle": lambda g: dtorch_ops.Future(g).then(lambda g: 1),
+    "all": lambda g: all_of(g),
+    "any": lambda g: any_of(g),
+    "all_of_any": lambda g: all_of(any_of(g)),
+    "operator": lambda g: ops.collect_any([g]),
+    "operator_all": lambda g: ops.collect_all([g]),
+    "torch_collect_all": lambda g: torch.futures.collect_all([g]),
+    "torch_then": lambda g: torch._C.Future.then(g, lambda g: 1),
+}
+
+
+@pending_groups
+@pytest.mark.parametrize("hold", HOLDS.values(), ids=HOLDS.keys())
+def test_a_dropped_group_completes_for_what_was_made_of_it(
+    collect: Callable[[_Members], Any], hold: Callable[[Any], Any]
+) -> None:
+    members = _Members()
+    made = hold(collect(members))
+    gc.collect()
+    assert not made.done()
+    members.complete()
+    assert made.done()
+    made.wait()
+
+
+@pending_groups
+@pytest.mark.parametrize("hang", ["then", "add_done_callback"])
+@pytest.mark.parametrize("handles", [1, 2])
+def test_a_dropped_group_calls_its_callbacks(
+    collect: Callable[[_Members], Any], hang: str, handles: int
+) -> None:
+    members = _Members()
+    called: list[Any] = []
+    group = collect(members)
+    for _ in range(handles - 1):
+        group = dtorch_ops.Future(group)
+    getattr(group, hang)(lambda g: called.append(g.is_ready()))
+    del group
+    gc.collect()
+    assert called == []
+    members.complete()
+    assert called == [True]
+
+
+@pending_groups
+def test_a_dropped_group_wakes_those_who_wait_for_it(collect: Callable[[_Members], Any]) -> None:
+    members = _Members()
+    waiters = [
+        blocked_in(lambda: collect(members).wait()),
+        blocked_in(lambda: collect(members).get()),
+        blocked_in(lambda: dtorch_ops.Future(collect(members)).wait(60_000)),
+        blocked_in(lambda: dtorch_ops.wait_all([collect(members)])),
+        blocked_in(lambda: next(dtorch_ops.as_completed([collect(members)])).wait()),
+        blocked_in(lambda: asyncio.run(awaited(collect(members)))),
+        blocked_in(lambda: asyncio.run(awaited(dtorch_ops.Future(collect(members))))),
+        blocked_in(lambda: ops.wait_for(collect(members), 60_000)),
+        blocked_in(lambda: ops.wait_all([collect(members)])),
+    ]
+    gc.collect()
+    members.complete()
+    for waiter in waiters:
+        waiter.finish()
+
+
+@pytest.mark.parametrize("kind", ["all", "any", "any_of_all", "all_of_any"])
+def test_a_group_completes_for_one_handle_after_the_other_was_dropped(kind: str) -> None:
+    for first in (True, False):
+        members = _Members()
+        group = PENDING_GROUPS[kind](members)
+        other = dtorch_ops.Future(group)
+        if first:
+            del group
+        else:
+            del other
+        gc.collect()
+        left = other if first else group
+        waiter = blocked_in(left.wait)
+        members.complete()
+        waiter.finish()
+        left.get()
+
+
+def test_a_dropped_group_lets_go_of_what_it_had_collected() -> None:
+    promise, never = pending()
+    value = torch.ones(3)
+    alive = weakref.ref(value)
+    first_promise, first = pending()
+    group = all_of(first, never)
+    first_promise.set_value(value)
+    del value, first, first_promise
+    assert alive() is not None
+    del group
+    gc.collect()
+    assert alive() is None, "the pending member keeps what was collected"
+    promise.set_value(torch.ones(1))
+
+
+def test_groups_dropped_while_their_members_complete() -> None:
+    """By another thread: every second one has another handle, or a callback, and completes."""
+    fresh.check(
+        """
+        sys.setswitchinterval(1e-5)
+        count = 3000
+        promises = [dtorch_ops.VoidPromise() for _ in range(count)]
+        futures = [p.get_future() for p in promises]
+        called = []
+        start = threading.Barrier(2)
+        def complete():
+            start.wait()
+            for p in promises:
+                p.set_value()
+        setter = threading.Thread(target=complete)
+        setter.start()
+        start.wait()
+        kept = []
+        for i in range(count):
+            collect = dtorch_ops.collect_any if i % 3 else dtorch_ops.collect_all
+            group = collect([futures[i], futures[-1]])
+            if i % 4 == 0:
+                kept.append(dtorch_ops.Future(group))
+            if i % 4 == 1:
+                group.add_done_callback(lambda g: called.append(1))
+            if i % 4 == 2:
+                kept.append(dtorch_ops.collect_all([group]))
+            del group
+        setter.join()
+        for group in kept:
+            group.wait(10000)
+        assert len(called) == count // 4, len(called)
+        """,
+        runs=4,
+    )
+
+
+# ---- Callbacks of groups that block -------------------------------------------------------------
+
+
+BLOCKING_GROUPS: dict[str, Callable[[Any], Any]] = {
+    "all": all_of,
+    "any": any_of,
+    "all_twice": lambda f: all_of(f, f),
+    "any_of_any": lambda f: any_of(any_of(f)),
+    "all_of_any": lambda f: all_of(any_of(f), f),
+    "any_of_all": lambda f: any_of(all_of(f)),
+}
+
+
+@pytest.mark.parametrize("collect", BLOCKING_GROUPS.values(), ids=BLOCKING_GROUPS.keys())
+@pytest.mark.parametrize("hang", ["add_done_callback", "then"])
+@pytest.mark.parametrize("blocked_first", [True, False])
+@pytest.mark.parametrize("member", ["promise", "then"])
+def test_a_callback_of_a_group_that_blocks_stalls_nobody(
+    collect: Callable[[Any], Any], hang: str, blocked_first: bool, member: str
+) -> None:
+    """Not coroutines that await the member, or another future; nor other groups of the member."""
+    promise, future = pending()
+    if member == "then":
+        future = future.then(lambda f: f.value())
+    other_promise, other = pending()
+    entered, opened = threading.Event(), threading.Event()
+    groups: list[Any] = []
+
+    def block(_: Any) -> None:
+        entered.set()
+        assert opened.wait(60)
+
+    def make_blocked() -> None:
+        groups.append(collect(future))
+        getattr(groups[-1], hang)(block)
+
+    async def both() -> tuple[Any, Any]:
+        return await asyncio.gather(awaited(future), awaited(other))
+
+    if blocked_first:
+        make_blocked()
+    any_other, all_other = any_of(future), all_of(future, future)
+    nested_other = all_of(any_of(future), ready())
+    workers = [
+        blocked_in(lambda: asyncio.run(both())),
+        blocked_in(lambda: asyncio.run(awaited(future))),
+        blocked_in(lambda: asyncio.run(awaited(all_other))),
+        blocked_in(any_other.wait),
+        blocked_in(lambda: dtorch_ops.wait_all([future, any_other, nested_other])),
+        blocked_in(lambda: list(dtorch_ops.as_completed([all_other, future]))),
+    ]
+    if not blocked_first:
+        make_blocked()
+    setter = Worker(lambda: promise.set_value(torch.tensor(3.0)))
+    try:
+        assert entered.wait(LIMIT)
+        Worker(lambda: other_promise.set_value(torch.tensor(4.0))).finish(LIMIT)
+        for worker in workers:
+            worker.finish(LIMIT)
+        assert any_other.is_ready() and all_other.is_ready() and nested_other.is_ready()
+        assert setter.is_alive()
+    finally:
+        opened.set()
+        setter.finish()
+
+
+@pytest.mark.parametrize("wait", ["wait", "get", "wait_all", "as_completed", "operator"])
+@pytest.mark.parametrize("waits_for", ["plain", "with_callback", "member", "chain"])
+@pytest.mark.parametrize("first", [True, False])
+def test_a_callback_of_a_group_may_wait_for_another_group_of_the_same_member(
+    wait: str, waits_for: str, first: bool
+) -> None:
+    ways: dict[str, Callable[[Any], Any]] = {
+        "wait": lambda f: f.wait(LIMIT * 1000),
+        "get": lambda f: f.get(),
+        "wait_all": lambda f: dtorch_ops.wait_all([f]),
+        "as_completed": lambda f: next(dtorch_ops.as_completed([f])),
+        "operator": lambda f: ops.wait_for(f, LIMIT * 1000),
+    }
+    promise, future = pending()
+    groups: list[Any] = []
+    seen: list[Any] = []
+
+    def make() -> None:
+        groups.append(any_of(future))
+
+    if not first:
+        make()
+    waiting = all_of(future)
+    if first:
+        make()
+    (other,) = groups
+    if waits_for == "with_callback":
+        other.add_done_callback(lambda f: seen.append("called"))
+    elif waits_for == "chain":
+        other = other.then(lambda f: f.value())
+    elif waits_for == "member":
+        other = future
+
+    def callback(_: Any) -> None:
+        ways[wait](other)
+        seen.append("waited")
+
+    waiting.add_done_callback(callback)
+    Worker(lambda: promise.set_value(torch.ones(1))).finish()
+    assert sorted(seen) == (["called"] if waits_for == "with_callback" else []) + ["waited"]
+
+
+def test_callbacks_of_many_groups_of_one_member_wait_for_each_other() -> None:
+    """Each for the next one, which was made before or after it."""
+    for step in (1, -1):
+        promise, future = pending()
+        groups = [all_of(future) for _ in range(50)]
+        seen: list[int] = []
+
+        def callback(i: int, groups: Any = groups, seen: Any = seen, step: int = step) -> None:
+            if 0 <= i + step < len(groups):
+                groups[i + step].wait(LIMIT * 1000)
+            seen.append(i)
+
+        for i, group in enumerate(groups):
+            group.add_done_callback(lambda _, i=i, callback=callback: callback(i))
+        Worker(lambda promise=promise: promise.set_value(torch.ones(1))).finish()
+        assert sorted(seen) == list(range(50))

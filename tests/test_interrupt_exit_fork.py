@@ -168,6 +168,66 @@ def test_ctrl_c_reaches_the_main_thread_while_others_wait_on() -> None:
     )
 
 
+@pytest.mark.parametrize("timeout_ms", [None, 60_000])
+@pytest.mark.parametrize("main_first", [True, False])
+def test_ctrl_c_reaches_the_main_thread_in_an_iteration_that_others_share(
+    main_first: bool, timeout_ms: int | None
+) -> None:
+    """The others wait on, and between them they still get every future once."""
+    fresh.check(
+        _INTERRUPT
+        + textwrap.dedent(f"""
+        promises = [dtorch_ops.TensorPromise() for _ in range(4)]
+        futures = [p.get_future() for p in promises]
+        iterator = dtorch_ops.as_completed(futures, {timeout_ms})
+        got = []
+        def consume():
+            for future in iterator:
+                got.append(future)
+        others = [threading.Thread(target=consume, daemon=True) for _ in range(3)]
+        def start_others():
+            for other in others:
+                other.start()
+            asleep = 0
+            while asleep < 5 * len(others):
+                time.sleep(0.005)
+                for other in others:
+                    with open(f"/proc/self/task/{{other.native_id}}/stat") as stat:
+                        if stat.read().rpartition(")")[2].split()[0] == "S":
+                            asleep += 1
+                        else:
+                            asleep = 0
+        def start_others_and_send():
+            asleep = 0
+            while asleep < 5:
+                time.sleep(0.01)
+                asleep = asleep + 1 if main_sleeps() else 0
+            start_others()
+            send()
+        if {main_first}:
+            thread = threading.Thread(target=start_others_and_send)
+            thread.start()
+        else:
+            start_others()
+            thread = sending()
+        try:
+            next(iterator)
+            raise AssertionError("not interrupted")
+        except KeyboardInterrupt:
+            assert time.monotonic() - sent[-1] < 1
+        thread.join()
+        assert not got and all(other.is_alive() for other in others)
+        for promise in promises:
+            promise.set_value(torch.ones(1))
+        got.extend(iterator)
+        for other in others:
+            other.join(10)
+            assert not other.is_alive()
+        assert sorted(map(id, got)) == sorted(map(id, futures))
+        """)
+    )
+
+
 def test_ctrl_c_in_a_callback_that_waits() -> None:
     """It ends that wait; setting the promise has succeeded, and the other callbacks run."""
     fresh.check(
@@ -406,6 +466,138 @@ _ENDINGS: dict[str, tuple[int, str]] = {
             event.wait()
     """,
     ),
+    "callbacks_that_raise": (
+        20,
+        """
+        # The hook that is told of it, and the error's own methods, wait for the interpreter lock.
+        def hook(unraisable, sleep=time.sleep):
+            sleep(0.0002)
+        sys.unraisablehook = hook
+        class Bad(Exception):
+            def __init__(self, *arguments, sleep=time.sleep):
+                super().__init__(*arguments)
+                sleep(0.0001)
+            def __reduce__(self, sleep=time.sleep):
+                sleep(0.0001)
+                return Bad, self.args
+        def bad(f):
+            raise Bad("of a callback")
+        begun = threading.Event()
+        def complete(hang):
+            while True:
+                p = dtorch_ops.VoidPromise()
+                hang(p.get_future())
+                p.set_value()
+                begun.set()
+        for hang in (
+            lambda f: f.add_done_callback(bad),
+            lambda f: f.then(bad),
+            lambda f: f.then(bad).then(bad).add_done_callback(bad),
+            lambda f: dtorch_ops.collect_all([f]).add_done_callback(bad),
+        ):
+            threading.Thread(target=complete, args=(hang,), daemon=True).start()
+        begun.wait()
+    """,
+    ),
+    "closures_with_finalizers": (
+        20,
+        """
+        # The last reference to what a callback closes over goes with the callback: there, in the
+        # thread that completes the future, Python code runs.
+        devnull = open(os.devnull, "w")
+        dropped = threading.Event()
+        class Closed:
+            def __del__(self, time=time, print=print, devnull=devnull, dropped=dropped):
+                dropped.set()
+                print("dropped", file=devnull, flush=True)
+                time.sleep(0.0002)
+        def complete():
+            while True:
+                p = dtorch_ops.VoidPromise()
+                f = p.get_future()
+                f.add_done_callback(lambda f, c=Closed(): None)
+                f.then(lambda f, c=Closed(): None)
+                g = f.then(lambda f, c=Closed(): 1)
+                g.then(lambda f, c=Closed(): None)
+                dtorch_ops.collect_any([f, g]).add_done_callback(lambda f, c=Closed(): None)
+                del f, g
+                p.set_value()
+                del p
+        for _ in range(2):
+            threading.Thread(target=complete, daemon=True).start()
+        dropped.wait()
+    """,
+    ),
+    "values_with_finalizers": (
+        20,
+        """
+        # As above, of what a callback has returned, which goes with the future.
+        devnull = open(os.devnull, "w")
+        dropped = threading.Event()
+        class Value:
+            def __del__(self, time=time, print=print, devnull=devnull, dropped=dropped):
+                dropped.set()
+                print("dropped", file=devnull, flush=True)
+                time.sleep(0.0002)
+        def complete():
+            while True:
+                p = dtorch_ops.VoidPromise()
+                f = p.get_future()
+                f.then(lambda f: Value()).then(lambda f: f.value())
+                del f
+                p.set_value()
+                del p
+        for _ in range(2):
+            threading.Thread(target=complete, daemon=True).start()
+        dropped.wait()
+    """,
+    ),
+    "errors_with_finalizers": (
+        20,
+        """
+        # As above, of what a callback has raised.
+        dropped = threading.Event()
+        class Bad(Exception):
+            def __del__(self, sleep=time.sleep, dropped=dropped):
+                dropped.set()
+                sleep(0.0002)
+        def bad(f):
+            raise Bad("of a callback")
+        def complete():
+            while True:
+                p = dtorch_ops.VoidPromise()
+                p.get_future().then(bad)
+                p.set_value()
+                del p
+        for _ in range(2):
+            threading.Thread(target=complete, daemon=True).start()
+        dropped.wait()
+    """,
+    ),
+    "closures_that_are_never_called": (
+        20,
+        """
+        # The promise goes, and then the future, in a thread that the interpreter does not wait for.
+        devnull = open(os.devnull, "w")
+        dropped = threading.Event()
+        class Closed:
+            def __del__(self, time=time, print=print, devnull=devnull, dropped=dropped):
+                dropped.set()
+                print("dropped", file=devnull, flush=True)
+                time.sleep(0.0002)
+        def drop():
+            while True:
+                stock = torch.futures.Future()
+                f = dtorch_ops.Future(stock)
+                f.add_done_callback(lambda f, c=Closed(): None)
+                f.then(lambda f, c=Closed(): None).then(lambda f, c=Closed(): None)
+                dtorch_ops.collect_any([f]).add_done_callback(lambda f, c=Closed(): None)
+                del stock, f
+        for _ in range(2):
+            threading.Thread(target=drop, daemon=True).start()
+        dropped.wait()
+    """,
+    ),
     "handler_registered_after_import": (
         6,
         """
@@ -567,7 +759,7 @@ def refused(call):
 async def awaited(future):
     return await future
 
-promise = dtorch_ops.TensorPromise()
+promise = dtorch_ops.TensorPromise(mode="memory")
 future = promise.get_future()
 """
 
@@ -666,11 +858,11 @@ def test_a_child_can_read_what_was_complete_and_looks_without_blocking() -> None
     )
 
 
-def test_a_child_cannot_fulfil_a_promise_of_its_parent() -> None:
+def test_a_child_cannot_fulfil_a_memory_promise_of_its_parent() -> None:
     fresh.check(
         _FORK
         + textwrap.dedent("""
-        void = dtorch_ops.VoidPromise()
+        void = dtorch_ops.VoidPromise(mode="memory")
         done = dtorch_ops.TensorPromise()
         done.set_value(torch.ones(1))
         def child():
@@ -919,7 +1111,7 @@ def test_a_child_completes_a_stock_future_that_its_parent_watches() -> None:
 
 
 def test_multiprocessing_by_fork_with_a_promise_as_argument() -> None:
-    """Nothing is pickled there: the child gets the inherited promise, and a clear error."""
+    """Nothing is pickled there: the child inherits the promise, of a mode that cannot travel."""
     fresh.check(
         _FORK
         + _OWN_WORK

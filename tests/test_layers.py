@@ -30,6 +30,7 @@ MODULES = (
     "devices",
     "groups",
     "promise",
+    "shared_memory",
     "_fake",
     "_torchscript",
     "__init__",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable
@@ -721,13 +722,22 @@ WRONG_FOR_OPERATORS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a string for devices": (lambda: ops.sync("cpu"), "device|Device"),
     "numbers for devices": (lambda: ops.sync([1]), "Device"),
-    "a tensor for a future": (lambda: ops.is_ready(torch.ones(1)), "Future.*Tensor"),
+    "a tensor for a future": (
+        lambda: ops.is_ready(torch.ones(1)),
+        "is_ready: future: expected a torch future, got Tensor",
+    ),
     "no time limit": (lambda: ops.wait_for(ops.sync()), "timeout_ms"),
     "a float for a time limit": (lambda: ops.wait_for(ops.sync(), 1.5), "int.*float"),
     "a time limit beyond 64 bits": (lambda: ops.wait_for(ops.sync(), 2**63), "int"),
     "a negative time limit": (lambda: ops.wait_for(ops.sync(), -1), ">= 0, got -1"),
-    "a tensor for a group": (lambda: ops.wait_all(torch.ones(1)), "Future.*Tensor"),
-    "a group of tensors": (lambda: ops.collect_all([torch.ones(1)]), "Future"),
+    "a tensor for a group": (
+        lambda: ops.wait_all(torch.ones(1)),
+        "wait_all: futures: expected a list of torch futures, got Tensor",
+    ),
+    "a group of tensors": (
+        lambda: ops.collect_all([torch.ones(1)]),
+        "collect_all: futures: expected a torch future, got Tensor",
+    ),
 }
 
 WRONG_FOR_FUNCTIONS: dict[str, tuple[Callable[[], object], str]] = {
@@ -763,32 +773,227 @@ def test_wrong_arguments_of_a_function(call, message):
         call()
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        "ops.is_ready(Future.__new__(Future))",
-        "dtorch_ops.wait_all([None])",
-        "Future(None)",
-    ],
-)
-def test_what_holds_nothing_is_an_exception_not_a_crash(call):
-    """None for a future, and objects whose __init__ has not run.
+# Torch's own conversion of arguments follows null pointers for some of these: each call is made
+# in one process, which tells how each ended.
+_CALLS = """
+import json
+from dtorch_ops import Future, TensorFuture, TensorPromise, VoidPromise
+ops = torch.ops.dtorch
+BareFuture, ScriptObject = torch._C.Future, torch._C.ScriptObject
+tensor, void = TensorPromise(), VoidPromise()
+future = tensor.get_future()
+done = dtorch_ops.sync_future()
+t = torch.ones(2)
+outcomes = {{}}
+for call in {calls!r}:
+    print(call, flush=True)
+    try:
+        outcomes[call] = f"no error: {{eval(call)}}"
+    except Exception as error:
+        outcomes[call] = f"{{type(error).__name__}}: {{error}}"
+assert tensor.is_pending() and void.is_pending() and not future.is_ready()
+print(json.dumps(outcomes))
+"""
 
-    Where torch itself converts the arguments of an operator, both end the process (as
-    ``torch.ops.aten.wait(None)`` does): that is not ours to mend.
-    """
-    fresh.check(
-        f"""
-        from dtorch_ops import Future, TensorPromise as Promise
-        ops = torch.ops.dtorch
-        try:
-            {call}
-        except (TypeError, ValueError, RuntimeError):
-            pass
-        else:
-            sys.exit("not refused")
-        """
-    )
+
+def outcomes_of(calls: list[str]) -> dict[str, str]:
+    outcomes = fresh.check(_CALLS.format(calls=calls)).splitlines()[-1]
+    return dict(json.loads(outcomes))
+
+
+# Expressions that give no future, and the type that the message names.
+NO_FUTURE = {
+    "None": "NoneType",
+    "3": "int",
+    "'f'": "str",
+    "t": "Tensor",
+    "tensor": "TensorPromise",
+    "BareFuture": "pybind11_type",
+    "[done]": "list",
+    # Objects without anything inside, since their __init__ has not run.
+    "BareFuture.__new__(BareFuture)": "torch._C.Future",
+    "TensorFuture.__new__(TensorFuture)": "TensorFuture",
+    "ScriptObject.__new__(ScriptObject)": "torch._C.ScriptObject",
+}
+
+
+@pytest.mark.parametrize("operator", ["is_ready", "wait_for"])
+def test_what_is_no_future_is_a_type_error_of_the_operator(operator):
+    more = "" if operator == "is_ready" else ", timeout_ms=0"
+    expected = {
+        f"ops.{operator}{overload}({name}{bad}{more})": (
+            f"TypeError: {operator}: future: expected a torch future, got {found}"
+        )
+        for bad, found in NO_FUTURE.items()
+        for overload in ("", ".default")
+        for name in ("", "future=")
+    }
+    if operator == "wait_for":
+        expected["ops.wait_for(None, 0)"] = expected["ops.wait_for(None, timeout_ms=0)"]
+        expected["ops.wait_for(timeout_ms=0, future=None)"] = expected["ops.wait_for(None, 0)"]
+    assert outcomes_of(list(expected)) == expected
+
+
+@pytest.mark.parametrize("operator", ["wait_all", "collect_all", "collect_any"])
+def test_a_member_that_is_no_future_is_a_type_error_of_the_operator(operator):
+    expected = {
+        f"ops.{operator}{overload}({name}{members})": (
+            f"TypeError: {operator}: futures: expected a torch future, got {found}"
+        )
+        for bad, found in NO_FUTURE.items()
+        for overload in ("", ".default")
+        for name in ("", "futures=")
+        for members in (f"[{bad}]", f"({bad},)", f"[done, future, {bad}]", f"(done, {bad})")
+    }
+    assert outcomes_of(list(expected)) == expected
+
+
+@pytest.mark.parametrize("operator", ["wait_all", "collect_all", "collect_any"])
+def test_what_is_no_list_is_a_type_error_of_the_operator(operator):
+    no_list = {"done": "VoidFuture", "iter([done])": "list_iterator", "{done}": "set"}
+    expected = {
+        f"ops.{operator}{overload}({name}{bad})": (
+            f"TypeError: {operator}: futures: expected a list of torch futures, got {found}"
+        )
+        for bad, found in (NO_FUTURE | no_list).items()
+        if bad != "[done]"
+        for overload in ("", ".default")
+        for name in ("", "futures=")
+    }
+    assert outcomes_of(list(expected)) == expected
+
+
+# Expressions that give no promise, and what the message says it has got.
+NO_PROMISE = {
+    "None": "NoneType",
+    "3": "int",
+    "1.5": "float",
+    "'p'": "str",
+    "[tensor]": "list",
+    "t": "Tensor",
+    "future": "TensorFuture",
+    "ops.sync()": "torch._C.Future",
+    "ScriptObject.__new__(ScriptObject)": (
+        "a torch._C.ScriptObject whose __init__ has not been called"
+    ),
+}
+
+
+def test_what_is_no_promise_is_a_type_error_of_the_operator():
+    either = "TensorPromise or VoidPromise"
+    expected = {
+        call.format(bad): f"TypeError: {operator}: promise: expected a {wanted}, got {found}"
+        for call, operator, wanted in (
+            ("ops.get_tensor(t, {})", "get_tensor", "TensorPromise"),
+            ("ops.get_tensor(t, promise={})", "get_tensor", "TensorPromise"),
+            ("ops.get_tensor(promise={}, self=t)", "get_tensor", "TensorPromise"),
+            ("ops.get_tensor.default(t, {})", "get_tensor", "TensorPromise"),
+            ("ops.get_tensor.default(t, promise={})", "get_tensor", "TensorPromise"),
+            ("ops.get_future({})", "get_future", either),
+            ("ops.get_future(promise={})", "get_future", either),
+            ("ops.get_future.default({})", "get_future", "TensorPromise"),
+            ("ops.get_future.default(promise={})", "get_future", "TensorPromise"),
+            ("ops.get_future.void({})", "get_future", "VoidPromise"),
+            ("ops.get_future.void(promise={})", "get_future", "VoidPromise"),
+            ("ops.sync.promise({})", "sync", "VoidPromise"),
+            ("ops.sync.promise(devices=['cpu'], promise={})", "sync", "VoidPromise"),
+            ("ops.sync.devices_promise(None, {})", "sync", "VoidPromise"),
+            ("ops.sync.devices_promise(['cpu'], promise={})", "sync", "VoidPromise"),
+        )
+        for bad, found in NO_PROMISE.items()
+    }
+    assert outcomes_of(list(expected)) == expected
+
+
+def test_a_promise_of_the_other_class_is_a_type_error_of_the_operator():
+    """Ours, and torch's own objects of the same class."""
+    voids = ("void", "torch.classes.dtorch.VoidPromise()", "VoidPromise.__new__(VoidPromise)")
+    tensors = ("tensor", "torch.classes.dtorch.TensorPromise()")
+    cases = [
+        (voids, "TensorPromise", "ops.get_tensor(t, {})", "get_tensor"),
+        (voids, "TensorPromise", "ops.get_tensor(t, promise={})", "get_tensor"),
+        (voids, "TensorPromise", "ops.get_tensor.default(t, {})", "get_tensor"),
+        (voids, "TensorPromise", "ops.get_future.default({})", "get_future"),
+        (tensors, "VoidPromise", "ops.get_future.void({})", "get_future"),
+        (tensors, "VoidPromise", "ops.sync({})", "sync"),
+        (tensors, "VoidPromise", "ops.sync(promise={})", "sync"),
+        (tensors, "VoidPromise", "ops.sync(['cpu'], {})", "sync"),
+        (tensors, "VoidPromise", "ops.sync.promise({})", "sync"),
+        (tensors, "VoidPromise", "ops.sync.devices_promise(None, {})", "sync"),
+    ]
+    expected = {
+        call.format(promise): f"TypeError: {operator}: promise: expected a {wanted}, got a "
+        for promises, wanted, call, operator in cases
+        for promise in promises
+    }
+    outcomes = outcomes_of(list(expected))
+    assert {c: o.rpartition(" ")[0] + " " for c, o in outcomes.items()} == expected
+
+
+def test_what_is_no_promise_is_refused_by_the_packet_of_sync():
+    """Where torch chooses the overload, it may be torch that refuses: with a RuntimeError."""
+    calls = [
+        call.format(bad)
+        for bad in NO_PROMISE
+        for call in ("ops.sync({})", "ops.sync(['cpu'], {})", "ops.sync(promise={})")
+        if (bad, call) != ("None", "ops.sync({})")
+    ]
+    for call, outcome in outcomes_of(calls).items():
+        assert outcome.startswith(("TypeError: sync: ", "RuntimeError: ")), (call, outcome)
+
+
+def test_what_holds_nothing_is_a_type_error_of_our_functions():
+    expected = {
+        f"{function}({argument})": f"TypeError: {name}: expected a torch future, got {found}"
+        for bad, found in NO_FUTURE.items()
+        if bad != "BareFuture"
+        for function, argument, name in (
+            ("dtorch_ops.wait_all", f"[{bad}]", "futures"),
+            ("dtorch_ops.collect_all", f"[done, {bad}]", "futures"),
+            ("dtorch_ops.collect_any", f"[{bad}]", "futures"),
+            ("dtorch_ops.as_completed", f"[{bad}]", "futures"),
+            ("Future", bad, "future"),
+            ("TensorFuture", bad, "future"),
+        )
+    }
+    assert outcomes_of(list(expected)) == expected
+
+
+class _OurFuture(dtorch_ops.TensorFuture):
+    pass
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda t: ops.get_tensor_async(t),
+        lambda t: dtorch_ops.to_torch_async(t),
+        lambda t: _OurFuture(ops.get_tensor_async(t)),
+        lambda t: torch.jit.fork(lambda: t),
+    ],
+    ids=["bare", "ours", "subclass", "fork"],
+)
+@pytest.mark.parametrize("overload", ["packet", "default"])
+@pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+def test_every_way_of_passing_a_future(make, overload):
+    """What looks at the arguments first hands all of them on."""
+
+    def op(name: str) -> Callable[..., object]:
+        packet = getattr(ops, name)
+        return packet if overload == "packet" else packet.default
+
+    future = make(torch.tensor(4.0))
+    assert op("is_ready")(future) is op("is_ready")(future=future) is True
+    for read in (
+        lambda: op("wait_for")(future, 0),
+        lambda: op("wait_for")(timeout_ms=0, future=future),
+        lambda: op("wait_all")((future,))[0],
+        lambda: op("wait_all")(futures=[future, future])[1],
+        lambda: op("collect_all")((future,)).wait()[0].wait(),
+        lambda: op("collect_any")(futures=(future,)).wait(),
+    ):
+        assert read() == torch.tensor(4.0)
+    assert op("wait_all")(()) == op("wait_all")(futures=[]) == []
 
 
 # ---- opcheck, compile ---------------------------------------------------------------------------

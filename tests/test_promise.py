@@ -523,33 +523,156 @@ def test_subclasses_have_attributes_and_are_promises(cls: Any) -> None:
     assert ops.get_future(promise).done()
 
 
+# ---- __init__, run or not -----------------------------------------------------------------------
+
+
+# How to make a promise of mode "auto" of the class "cls" for which nobody need call our __init__.
+_MAKE = """
+class Forgetful(cls):
+    def __init__(self, tag):
+        self.tag = tag
+
+class OwnNew(cls):
+    def __new__(cls, tag):
+        self = super().__new__(cls)
+        self.tag = tag
+        return self
+
+    def __init__(self, tag):
+        pass
+
+class OwnNewAndInit(OwnNew):
+    def __init__(self, tag):
+        super(OwnNew, self).__init__()
+
+made = {
+    "new": lambda: cls.__new__(cls),
+    "new_of_derived": lambda: type("Derived", (cls,), {}).__new__(cls),
+    "forgetful": lambda: Forgetful("a tag"),
+    "own_new": lambda: OwnNew("a tag"),
+    "own_new_and_init": lambda: OwnNewAndInit("a tag"),
+}
+"""
+
+
+def _made(cls: Any, how: str) -> Any:
+    names: dict[str, Any] = {"cls": cls}
+    exec(_MAKE, names)
+    return names["made"][how]()
+
+
+HOW_MADE = ["new", "new_of_derived", "forgetful", "own_new", "own_new_and_init"]
+however_made = pytest.mark.parametrize("how", HOW_MADE)
+
+
 @both
-def test_a_subclass_that_forgets_its_base_is_told_so(cls: Any) -> None:
-    class Forgetful(cls):
-        def __init__(self) -> None:
-            pass
-
-    with pytest.raises(TypeError, match="__init__"):
-        Forgetful()
+@however_made
+@pytest.mark.parametrize("end", [*ENDS, "drop"])
+def test_a_promise_is_whole_before_its_init(cls: Any, how: str, end: str) -> None:
+    promise = _made(cls, how)
+    assert repr(promise) == f"<{type(promise).__name__} pending>" and promise
+    assert getattr(promise, "tag", "a tag") == "a tag"
+    future = promise.get_future()
+    seen: list[bool] = []
+    future.add_done_callback(lambda f: seen.append(f.is_ready()))
+    finish, error = ENDS.get(end, (lambda p: None, dtorch_ops.BrokenPromiseError))
+    finish(promise)
+    assert promise.is_pending() == (end == "drop")
+    del promise
+    assert seen == [True]
+    if error is None:
+        future.get()
+    else:
+        with pytest.raises(error):
+            future.get()
 
 
 @both
-@pytest.mark.parametrize("method", ["set_value", "cancel", "is_pending", "get_future", "__repr__"])
-def test_a_promise_that_was_never_initialised_says_so(cls: Any, method: str) -> None:
-    empty = cls.__new__(cls)
-    arguments = (torch.ones(1),) if (method, cls) == ("set_value", PROMISE_CLASSES[0]) else ()
-    with pytest.raises(dtorch_ops.DTorchError, match="__init__"):
-        getattr(empty, method)(*arguments)
+@pytest.mark.parametrize("script", [False, True], ids=["eager", "scripted"])
+def test_operators_take_a_promise_before_its_init(cls: Any, script: bool) -> None:
+    """They look for the native object, which is there from the start."""
+    tensor = cls is dtorch_ops.TensorPromise
+    call = "get_tensor(t, promise)" if tensor else "sync(promise)"
+    told = fresh.check(f"""
+        import textwrap
+        cls = dtorch_ops.{cls.__name__}
+        exec({_MAKE!r})
+        t = torch.tensor(2.0)
+        def fulfil(t, promise):
+            torch.ops.dtorch.{call}
+            return torch.ops.dtorch.get_future(promise)
+        if {script}:
+            unit = torch.jit.CompilationUnit()
+            unit.define(textwrap.dedent('''
+                def fulfil(t: Tensor, promise: __torch__.torch.classes.dtorch.{cls.__name__}):
+                    torch.ops.dtorch.{call}
+                    return torch.ops.dtorch.get_future(promise)
+            '''))
+            fulfil = unit.fulfil
+        for how, make in made.items():
+            print(how, flush=True)
+            promise = make()
+            future = promise.get_future()
+            bare = torch.ops.dtorch.get_future(promise)
+            assert not bare.done()
+            returned = fulfil(t, promise)
+            assert not promise.is_pending()
+            for f in (bare, future, returned):
+                assert f.wait() == (t if {tensor} else None)
+    """)
+    assert told.split() == HOW_MADE
 
 
 @both
-def test_a_promise_is_initialised_once(cls: Any) -> None:
+def test_a_promise_without_init_travels_as_its_mode_auto_says(cls: Any) -> None:
+    promise = cls.__new__(cls)
+    travelled = pickle.loads(pickle.dumps(promise))  # kept: dropping it would break the promise
+    assert travelled.is_pending()
+    set_something(promise)
+    promise.get_future().get()
+
+
+@both
+def test_init_chooses_the_mode_of_a_promise_once(cls: Any) -> None:
+    promise = cls.__new__(cls)
+    with pytest.raises(ValueError):
+        promise.__init__("nonsense")
+    promise.__init__("memory")
+    with pytest.raises(dtorch_ops.DTorchError, match="memory"):
+        pickle.dumps(promise)
+    for mode in ("memory", "auto"):
+        with pytest.raises(
+            dtorch_ops.DTorchError, match="__init__ has been called on this promise before"
+        ):
+            promise.__init__(mode)
+    with pytest.raises(dtorch_ops.DTorchError, match="memory"):
+        pickle.dumps(promise)
+    set_something(promise)
+
+
+@both
+@pytest.mark.parametrize("when", ["pending", *ENDS])
+def test_a_promise_is_initialised_once(cls: Any, when: str) -> None:
     promise = cls()
     future = promise.get_future()
-    with pytest.raises(dtorch_ops.DTorchError, match="__init__"):
+    if when != "pending":
+        ENDS[when][0](promise)
+    with pytest.raises(
+        dtorch_ops.DTorchError, match="__init__ has been called on this promise before"
+    ):
         promise.__init__()
-    set_something(promise)
-    future.get()
+    if when == "pending":
+        assert not future.is_ready()
+        set_something(promise)
+        future.get()
+
+
+@both
+def test_new_takes_a_class_of_promises(cls: Any) -> None:
+    other = dtorch_ops.VoidPromise if cls is dtorch_ops.TensorPromise else dtorch_ops.TensorPromise
+    for arguments in ((), (1,), (None,), (object,), (torch._C.ScriptObject,), (other,)):
+        with pytest.raises(TypeError):
+            cls.__new__(*arguments)
 
 
 # ---- Travelling ---------------------------------------------------------------------------------
@@ -562,8 +685,6 @@ CARRIERS: dict[str, Callable[[Any], Any]] = {
     "python_pickler": lambda p: pickle._Pickler(io.BytesIO()).dump(p),
     "torch_save": lambda p: torch.save(p, io.BytesIO()),
     "multiprocessing": lambda p: multiprocessing.reduction.ForkingPickler.dumps(p),
-    "deepcopy": copy.deepcopy,
-    "deepcopy_in_a_list": lambda p: copy.deepcopy([p]),
 }
 
 
@@ -578,6 +699,15 @@ def test_a_memory_promise_does_not_travel(cls: Any, carry: Any) -> None:
     assert promise.is_pending() and not future.is_ready(), "asking has broken it"
     set_something(promise)
     future.get()
+
+
+@both
+@pytest.mark.parametrize("mode", ["memory", "auto"])
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda p: copy.deepcopy([p])[0]])
+def test_a_copy_is_the_promise_itself(cls: Any, mode: str, copied: Any) -> None:
+    promise = cls(mode)
+    assert copied(promise) is promise
+    assert promise.is_pending()
 
 
 @both

@@ -201,6 +201,38 @@ def test_lazy_conjugation_and_negation(fetch, make):
     assert dtorch_ops.to_torch(make(z), device="meta").shape == expected.shape
 
 
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("make", LAZY.values(), ids=LAZY)
+@same
+def test_a_lazy_tensor_is_handed_on_as_it_is(fetch, make, mode):
+    """Not resolved, which would copy it: an in-place update of the source shows."""
+
+    def laziness(t: Tensor) -> tuple[bool, bool, bool]:
+        return t.is_conj(), t.is_neg(), t._is_zerotensor()
+
+    z = torch.tensor([[1 + 2j, 3 - 4j], [5j, 6 + 0j]])
+    with mode():
+        lazy = make(z)
+        assert any(laziness(lazy))
+        result = fetch(lazy)
+        assert laziness(result) == laziness(lazy)
+        assert result.data_ptr() == lazy.data_ptr()
+        z.mul_(3)
+        assert torch.equal(result + 0, make(z) + 0)
+
+
+@copied
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("make", LAZY.values(), ids=LAZY)
+def test_a_copy_of_a_lazy_tensor_is_a_snapshot(fetch, make, mode):
+    z = torch.tensor([[1 + 2j, 3 - 4j], [5j, 6 + 0j]])
+    with mode():
+        expected = make(z) + 0
+        result = fetch(make(z))
+        z.mul_(3)
+        assert torch.equal(result + 0, expected)
+
+
 # ---- Layouts and classes ------------------------------------------------------------------------
 
 

@@ -34,7 +34,9 @@ std::shared_ptr<AwaitQueue> QueueOf(PyObject* loop) {
     std::shared_ptr<AwaitQueue> queue;
   };
   static auto* last = new Last;  // guarded by the interpreter lock
-  if (!last->loop_ref || PyWeakref_GetObject(last->loop_ref) != loop) {
+  const auto known =
+      py::reinterpret_steal<py::object>(last->loop_ref ? StrongRef(last->loop_ref) : nullptr);
+  if (known.ptr() != loop) {
     auto queue = Owned(PyObject_CallOneArg(queue_of, loop)).cast<std::shared_ptr<AwaitQueue>>();
     PyObject* loop_ref = PyWeakref_NewRef(loop, nullptr);
     if (!loop_ref) throw py::error_already_set();
@@ -143,10 +145,14 @@ AwaitQueue::AwaitQueue() : wake_up_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   if (!wake_up_) throw std::system_error(errno, std::generic_category(), "dtorch_ops: eventfd");
 }
 
-bool AwaitQueue::Push(std::shared_ptr<SharedRef> awaited) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  ready_.push_back(std::move(awaited));
-  return !std::exchange(scheduled_, true);
+void AwaitQueue::Push(std::shared_ptr<SharedRef> awaited) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ready_.push_back(std::move(awaited));
+    if (std::exchange(scheduled_, true)) return;
+  }
+  const uint64_t one = 1;
+  (void)!write(wake_up_.get(), &one, sizeof(one));  // a closed loop does not read it: no error
 }
 
 void AwaitQueue::Drain() {
@@ -166,11 +172,6 @@ void AwaitQueue::Drain() {
     if (Owned(PyObject_CallMethodNoArgs(awaited->get(), done)).ptr() == Py_True) continue;
     Owned(PyObject_CallMethodOneArg(awaited->get(), set_result, Py_None));
   }
-}
-
-void AwaitQueue::Wake() {
-  const uint64_t one = 1;
-  (void)!write(wake_up_.get(), &one, sizeof(one));  // a closed loop does not read it: no error
 }
 
 PyObject* AwaitFuture(PyObject* future, PyObject*) {

@@ -23,19 +23,17 @@ namespace dtorch::python {
 /// lock, which `loop.call_soon_threadsafe` would.
 ///
 /// Held by the loop, through its reader; holds nothing of the loop. Thread-safe.
-class AwaitQueue final : public Waker {
+class AwaitQueue {
  public:
   AwaitQueue();
 
   int fileno() const { return wake_up_.get(); }
 
-  /// Any thread. True if the loop must be woken.
-  bool Push(std::shared_ptr<SharedRef> awaited);
+  /// Any thread. Never blocks, and runs nothing: may be called under a lock.
+  void Push(std::shared_ptr<SharedRef> awaited);
 
   /// In the loop's thread: sets the asyncio futures that were pushed.
   void Drain();
-
-  void Wake() override;
 
  private:
   const Fd wake_up_;  // an eventfd
@@ -53,7 +51,8 @@ class AwaitWaiter final : public Waiter {
 
  private:
   std::shared_ptr<Waker> Notify() noexcept override {
-    return queue_->Push(awaited_) ? queue_ : nullptr;
+    queue_->Push(awaited_);
+    return nullptr;
   }
 
   const std::shared_ptr<AwaitQueue> queue_;

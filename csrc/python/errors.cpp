@@ -34,7 +34,7 @@ Registered registered;
 
 std::string Describe(py::handle exception) {
   std::string text = Py_TYPE(exception.ptr())->tp_name;
-  PyObject* message = PyObject_Str(exception.ptr());
+  PyObject* message = Parked([&] { return PyObject_Str(exception.ptr()); });
   const char* utf8 = message ? PyUnicode_AsUTF8(message) : nullptr;
   if (utf8 && *utf8) text += std::string(": ") + utf8;
   Py_XDECREF(message);
@@ -147,6 +147,20 @@ std::exception_ptr MakePythonError(py::handle exception) {
   }
   return std::make_exception_ptr(
       PythonError(py::reinterpret_steal<py::object>(kept), std::move(what)));
+}
+
+std::exception_ptr TakePythonError() {
+  PyObject *type = nullptr, *value = nullptr, *trace = nullptr;
+  PyErr_Fetch(&type, &value, &trace);
+  PyErr_NormalizeException(&type, &value, &trace);
+  if (trace) PyException_SetTraceback(value, trace);
+  std::exception_ptr error = MakePythonError(value);
+  Parked([&] {  // it may have a finalizer
+    Py_XDECREF(type);
+    Py_XDECREF(value);
+    Py_XDECREF(trace);
+  });
+  return error;
 }
 
 std::exception_ptr ErrorInObject(PyObject* value) {

@@ -18,6 +18,9 @@ namespace dtorch::python {
 /// Python error set.
 std::exception_ptr MakePythonError(pybind11::handle exception);
 
+/// The Python error that is set, and no longer is, as MakePythonError() makes it. Needs the lock.
+std::exception_ptr TakePythonError();
+
 /// The error behind `value` if it is an exception object, as torch.futures.Future.set_exception
 /// leaves it; nullptr otherwise. Takes the lock.
 std::exception_ptr ErrorInObject(PyObject* value);

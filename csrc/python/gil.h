@@ -14,14 +14,31 @@ namespace dtorch::python {
   for (;;) pause();
 }
 
-/// Calls Python code from a native frame: nothing of that frame is unwound if the thread is ended
-/// in the call.
-inline PyObject* CallOneArg(PyObject* function, PyObject* argument) {
+/// Runs `body`, which may run Python code, from a native frame: nothing of that frame is unwound if
+/// the thread is ended meanwhile.
+template <typename Body>
+auto Parked(const Body& body) {
   try {
-    return PyObject_CallOneArg(function, argument);
+    return body();
   } catch (abi::__forced_unwind&) {
     ParkForEver();
   }
+}
+
+inline PyObject* CallOneArg(PyObject* function, PyObject* argument) {
+  return Parked([&] { return PyObject_CallOneArg(function, argument); });
+}
+
+/// What a weak reference leads to: a new reference, or nullptr.
+inline PyObject* StrongRef(PyObject* weak) {
+#if PY_VERSION_HEX >= 0x030D0000
+  PyObject* object = nullptr;
+  (void)PyWeakref_GetRef(weak, &object);
+  return object;
+#else
+  PyObject* object = PyWeakref_GetObject(weak);
+  return object == Py_None ? nullptr : Py_XNewRef(object);
+#endif
 }
 
 /// Holds the lock for its scope. False if there is no interpreter any more: touch no PyObject.
@@ -29,12 +46,8 @@ class GilAcquire {
  public:
   GilAcquire() {
     if (!Py_IsInitialized()) return;
-    try {
-      state_ = PyGILState_Ensure();
-      held_ = true;
-    } catch (abi::__forced_unwind&) {
-      ParkForEver();
-    }
+    state_ = Parked(PyGILState_Ensure);
+    held_ = true;
   }
   ~GilAcquire() {
     if (held_) PyGILState_Release(state_);
@@ -54,11 +67,7 @@ inline void* DropGil() {
 }
 
 inline void RetakeGil(void* state) {
-  try {
-    PyEval_RestoreThread(static_cast<PyThreadState*>(state));
-  } catch (abi::__forced_unwind&) {
-    ParkForEver();
-  }
+  Parked([&] { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); });
 }
 
 /// A strong reference that may be dropped by any thread, with or without the lock.
@@ -67,17 +76,14 @@ class SharedRef {
   SharedRef() = default;
   /// Needs the lock. Takes a reference of its own; nullptr is none.
   explicit SharedRef(PyObject* object) : object_(Py_XNewRef(object)) {}
-  SharedRef(SharedRef&& other) noexcept : object_(other.object_) { other.object_ = nullptr; }
-  SharedRef& operator=(SharedRef&&) = delete;
   SharedRef(const SharedRef&) = delete;
   SharedRef& operator=(const SharedRef&) = delete;
   ~SharedRef() {
     if (!object_) return;
     GilAcquire gil;
-    if (gil) Py_DECREF(object_);
+    if (gil) Parked([&] { Py_DECREF(object_); });  // may run a __del__
   }
   PyObject* get() const { return object_; }
-  explicit operator bool() const { return object_ != nullptr; }
 
  private:
   PyObject* object_ = nullptr;

@@ -9,7 +9,10 @@
 #include "python/errors.h"
 #include "python/future.h"
 #include "python/gil.h"
+#include "python/groups.h"
+#include "python/operators.h"
 #include "python/promise.h"
+#include "python/shared_memory.h"
 
 #include <pybind11/pybind11.h>
 #include <torch/csrc/autograd/python_variable.h>
@@ -61,6 +64,9 @@ PYBIND11_MODULE(_C, m) {
   dtorch::SetSubclassCheck(CheckSubclass);
   BindErrors(m);
   BindFuture(m);
+  BindGroups(m);
+  BindOperators(m);
   BindPromise(m);
+  BindSharedMemory(m);
   BindAwaiting(m);
 }

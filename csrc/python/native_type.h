@@ -8,9 +8,12 @@ namespace dtorch::python {
 
 /// A Python class derived from `base`, a class that torch has bound, with C methods. pybind cannot
 /// express it: the holder of torch's Future does not derive, and a call through pybind costs more
-/// than what most of our methods do. `methods` ends with a null name and lives for ever.
+/// than what most of our methods do. `methods` ends with a
+/// null name and lives for ever. `make`, if given, makes the instances of the class, and of those
+/// derived from it.
 inline pybind11::object MakeNativeType(const char* name, pybind11::handle base,
-                                       PyMethodDef* methods, const char* doc) {
+                                       PyMethodDef* methods, const char* doc,
+                                       newfunc make = nullptr) {
   namespace py = pybind11;
   py::dict members;
   members["__module__"] = "dtorch_ops._C";
@@ -19,11 +22,18 @@ inline pybind11::object MakeNativeType(const char* name, pybind11::handle base,
   py::object type = py::type::of(base)(name, py::make_tuple(base), members);
   for (PyMethodDef* method = methods; method->ml_name; ++method) {
     auto* owner = reinterpret_cast<PyTypeObject*>(type.ptr());
-    PyObject* descriptor = method->ml_flags & METH_CLASS ? PyDescr_NewClassMethod(owner, method)
-                                                         : PyDescr_NewMethod(owner, method);
+    PyObject* descriptor = nullptr;
+    if (method->ml_flags & METH_STATIC) {
+      descriptor = PyStaticMethod_New(
+          py::reinterpret_steal<py::object>(PyCFunction_New(method, nullptr)).ptr());
+    } else {
+      descriptor = method->ml_flags & METH_CLASS ? PyDescr_NewClassMethod(owner, method)
+                                                 : PyDescr_NewMethod(owner, method);
+    }
     if (!descriptor) throw py::error_already_set();
     type.attr(method->ml_name) = py::reinterpret_steal<py::object>(descriptor);
   }
+  if (make) reinterpret_cast<PyTypeObject*>(type.ptr())->tp_new = make;
   return type;
 }
 

@@ -7,12 +7,14 @@
 #include "python/future.h"
 #include "python/native_type.h"
 
+#include <torch/csrc/Dtype.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/api/object.h>
 
 #include <memory>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace dtorch::python {
 namespace {
@@ -24,12 +26,31 @@ py::detail::type_info* object_info = nullptr;
 template <typename State>
 struct PromiseMethods {
   static State& StateOf(PyObject* self) {
-    auto* object = NativeValue<Object>(self);
-    if (!object) {
-      throw DTorchError("expected a promise, got one whose __init__ has not been called");
-    }
-    return *static_cast<State*>(object->_ivalue()->getSlot(0).toCapsule().get());
+    return *static_cast<State*>(NativeValue<Object>(self)->_ivalue()->getSlot(0).toCapsule().get());
   }
+
+  // A promise has its native object from the start, since torch does not check whether there is
+  // one. What __init__ takes is of no interest here: a class derived in Python may take what it
+  // likes.
+  static PyObject* New(PyTypeObject* type, PyObject*, PyObject*) {
+    return Guarded([&] {
+      auto self = py::reinterpret_steal<py::object>(py::detail::make_new_instance(type));
+      Own(self.ptr(), c10::make_intrusive<State>(PromiseMode::kUnset));
+      return self.release().ptr();
+    });
+  }
+
+  // The same for whoever calls it by name: the __new__ of a derived class.
+  static PyObject* NewByName(PyObject*, PyObject* args, PyObject*) {
+    return Guarded([&] {
+      PyObject* type = PyTuple_GET_SIZE(args) > 0 ? PyTuple_GET_ITEM(args, 0) : nullptr;
+      const bool derived = type && PyType_Check(type) &&
+                           PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(type), base_type);
+      TORCH_CHECK_TYPE(derived, "__new__: expected a class of promises");
+      return New(reinterpret_cast<PyTypeObject*>(type), nullptr, nullptr);
+    });
+  }
+  static inline PyTypeObject* base_type = nullptr;  // leaked on purpose
 
   static PromiseMode ParseMode(PyObject* mode) {
     TORCH_CHECK_TYPE(PyUnicode_Check(mode), "mode: expected a string, got ",
@@ -56,11 +77,7 @@ struct PromiseMethods {
       return nullptr;
     }
     return Guarded([&] {
-      const PromiseMode parsed = mode ? ParseMode(mode) : PromiseMode::kAuto;
-      if (NativeValue<Object>(self)) {
-        throw DTorchError("__init__ has been called on this promise before");
-      }
-      Own(self, c10::make_intrusive<State>(parsed));
+      StateOf(self).SetMode(mode ? ParseMode(mode) : PromiseMode::kAuto);
       return Py_NewRef(Py_None);
     });
   }
@@ -104,6 +121,13 @@ struct PromiseMethods {
     return Guarded([&] { return PyBool_FromLong(StateOf(self).Cancel()); });
   }
 
+  static PyObject* Adopt(PyObject* self, PyObject*) {
+    return Guarded([&] {
+      StateOf(self).Adopt();
+      return Py_NewRef(Py_None);
+    });
+  }
+
   static PyObject* IsPending(PyObject* self, PyObject*) {
     return Guarded([&] { return PyBool_FromLong(StateOf(self).is_pending()); });
   }
@@ -118,6 +142,30 @@ PyObject* SetTensor(PyObject* self, PyObject* value) {
                      Py_TYPE(value)->tp_name);
     TensorMethods::StateOf(self).Set(THPVariable_Unpack(value));
     return Py_NewRef(Py_None);
+  });
+}
+
+PyObject* EmptyTensor(PyObject* self, PyObject* args) {
+  return Guarded([&] {
+    PyObject *size = nullptr, *dtype = nullptr;
+    if (!PyArg_ParseTuple(args, "OO:_empty", &size, &dtype)) throw py::error_already_set();
+    TORCH_CHECK_TYPE(THPDtype_Check(dtype), "dtype: expected a torch.dtype, got ",
+                     Py_TYPE(dtype)->tp_name);
+    std::vector<int64_t> extents;
+    for (py::handle extent : py::handle(size)) {
+      TORCH_CHECK_TYPE(PyIndex_Check(extent.ptr()), "size: expected whole numbers, got ",
+                       Py_TYPE(extent.ptr())->tp_name);
+      int overflow = 0;
+      const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(extent.ptr()));
+      if (!index) throw py::error_already_set();
+      extents.push_back(PyLong_AsLongLongAndOverflow(index.ptr(), &overflow));
+      TORCH_CHECK_VALUE(overflow == 0,
+                        "size: expected numbers of a tensor that fits into memory, got ",
+                        py::str(index).cast<std::string>());
+      TORCH_CHECK_VALUE(extents.back() >= 0, "size: expected numbers >= 0, got ", extents.back());
+    }
+    return THPVariable_Wrap(TensorMethods::StateOf(self).Empty(
+        extents, reinterpret_cast<THPDtype*>(dtype)->scalar_type));
   });
 }
 
@@ -173,10 +221,14 @@ constexpr char kFromTokenDoc[] =
     "The promise that ``token()`` of another process stands for. This process is a producer of it\n"
     "then: if it ends, or drops the promise, unset, the future fails with BrokenPromiseError.\n\n"
     "Raises DTorchError, which says why, if that process cannot be reached.\n";
+constexpr char kAdoptDoc[] =
+    "_adopt($self, /)\n--\n\nIn a forked child that was given the promise: be a producer of it.\n";
 constexpr char kIsPendingDoc[] =
     "is_pending($self, /)\n--\n\nTrue until the promise is set or cancelled.\n";
 
 PyMethodDef tensor_methods[] = {
+    {"__new__", AsCFunction(TensorMethods::NewByName), METH_VARARGS | METH_KEYWORDS | METH_STATIC,
+     "A new promise."},
     {"__init__", AsCFunction(TensorMethods::Init), METH_VARARGS | METH_KEYWORDS, kInitDoc},
     {"set_value", SetTensor, METH_O,
      "set_value($self, value, /)\n--\n\n"
@@ -184,6 +236,8 @@ PyMethodDef tensor_methods[] = {
      "In one process the tensor itself arrives, differentiable.\n\n"
      "Raises PromiseAlreadySatisfiedError if the promise was set or cancelled before, TypeError\n"
      "for anything but a tensor, which leaves the promise pending.\n"},
+    {"_empty", EmptyTensor, METH_VARARGS, "empty(size, dtype)"},
+    {"_adopt", TensorMethods::Adopt, METH_NOARGS, kAdoptDoc},
     {"set_exception", TensorMethods::SetException, METH_O, kSetExceptionDoc},
     {"get_future", GetTensorFuture, METH_NOARGS, kGetFutureDoc},
     {"token", TensorMethods::Token, METH_NOARGS, kTokenDoc},
@@ -194,11 +248,14 @@ PyMethodDef tensor_methods[] = {
 };
 
 PyMethodDef void_methods[] = {
+    {"__new__", AsCFunction(VoidMethods::NewByName), METH_VARARGS | METH_KEYWORDS | METH_STATIC,
+     "A new promise."},
     {"__init__", AsCFunction(VoidMethods::Init), METH_VARARGS | METH_KEYWORDS, kInitDoc},
     {"set_value", SetNothing, METH_NOARGS,
      "set_value($self, /)\n--\n\n"
      "Complete the future; its callbacks run in this thread.\n\n"
      "Raises PromiseAlreadySatisfiedError if the promise was set or cancelled before.\n"},
+    {"_adopt", VoidMethods::Adopt, METH_NOARGS, kAdoptDoc},
     {"set_exception", VoidMethods::SetException, METH_O, kSetExceptionDoc},
     {"get_future", GetVoidFuture, METH_NOARGS, kGetFutureDoc},
     {"token", VoidMethods::Token, METH_NOARGS, kTokenDoc},
@@ -213,10 +270,14 @@ PyMethodDef void_methods[] = {
 void BindPromise(py::module_& m) {
   const py::object base = py::module_::import("torch").attr("_C").attr("ScriptObject");
   object_info = py::detail::get_type_info(reinterpret_cast<PyTypeObject*>(base.ptr()));
-  m.attr("TensorPromiseBase") =
-      MakeNativeType("TensorPromiseBase", base, tensor_methods, "The producing end of a tensor.");
-  m.attr("VoidPromiseBase") =
-      MakeNativeType("VoidPromiseBase", base, void_methods, "The producing end without a value.");
+  const auto define = [&](auto methods, const char* name, PyMethodDef* table, const char* doc) {
+    using Methods = decltype(methods);
+    const py::object type = MakeNativeType(name, base, table, doc, Methods::New);
+    m.attr(name) = type;
+    Methods::base_type = reinterpret_cast<PyTypeObject*>(type.inc_ref().ptr());
+  };
+  define(TensorMethods(), "TensorPromiseBase", tensor_methods, "The producing end of a tensor.");
+  define(VoidMethods(), "VoidPromiseBase", void_methods, "The producing end without a value.");
 }
 
 }  // namespace dtorch::python

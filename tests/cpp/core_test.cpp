@@ -335,7 +335,7 @@ void AnAddressThatIsUsedAgainIsAnotherFuture() {
 
 void WaitersComeBeforeTheCallbacksOfAPromise() {
   const FuturePtr future = Pending();
-  PrepareForWaiters(future);
+  PrepareForWaiters(future, Origin::kPromise);
   std::vector<std::string> order;
   future->addCallback([&](c10::ivalue::Future&) { order.push_back("callback"); });
   CountingWaiter waiter;
@@ -779,7 +779,7 @@ void ManyThreadsWaitForOnePromise() {
 // ---- Fork ---------------------------------------------------------------------------------------
 
 void AForkedChild() {
-  const TensorPromise promise;
+  const TensorPromise promise(c10::make_intrusive<TensorPromiseState>(PromiseMode::kMemory));
   TensorFuture future = promise.GetFuture();
   std::atomic<bool> stop{false};
   std::thread busy([&] {  // so that locks are held when the process forks
@@ -810,6 +810,28 @@ void AForkedChild() {
   EXPECT(!future.IsReady());
   promise.SetValue(at::ones({1}));
   EXPECT(future.Get().item<float>() == 1);
+}
+
+void AForkedChildFulfils() {
+  const TensorPromise promise;
+  const VoidPromise done;
+  TensorFuture future = promise.GetFuture();
+  VoidFuture is_done = done.GetFuture();
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    at::Tensor value = promise.Empty({1000});
+    value.fill_(2);
+    promise.SetValue(value);
+    EXPECT_THROWS(promise.SetValue(value), PromiseAlreadySatisfiedError);
+    done.SetValue();
+    _exit(0);
+  }
+  EXPECT(future.Get().sum().item<float>() == 2000);
+  is_done.Get();
+  int status = 0;
+  EXPECT(waitpid(child, &status, 0) == child);
+  EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
 // ---- Host ---------------------------------------------------------------------------------------
@@ -927,6 +949,7 @@ const std::vector<std::pair<const char*, void (*)()>> kTests = {
     TEST(CallbacksMayBlockOnEachOther),
     TEST(ManyThreadsWaitForOnePromise),
     TEST(AForkedChild),
+    TEST(AForkedChildFulfils),
     TEST(HostEndsAWait),
     TEST(OperatorsRefuseWhatTheyMust),
     TEST(OperatorsFromManyThreads),

@@ -17,7 +17,12 @@ DTORCH_API uint32_t ForkGeneration();
 /// ever. Locks are taken in the order in which they were registered.
 DTORCH_API void HoldAcrossFork(std::mutex& mutex);
 
-/// Has `function` called in every forked child, once the locks are free again.
-DTORCH_API void OnForkInChild(void (*function)());
+/// What is called around every fork. Each may be null.
+struct ForkHandlers {
+  void (*prepare)() = nullptr;  // in the forking thread, before the locks are taken
+  void (*parent)() = nullptr;   // once the locks are free again
+  void (*child)() = nullptr;    // the same, in the child
+};
+DTORCH_API void OnFork(ForkHandlers handlers);
 
 }  // namespace dtorch

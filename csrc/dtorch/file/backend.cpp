@@ -16,21 +16,37 @@
 namespace dtorch::file {
 namespace {
 
+// Below, a system call costs more than it saves.
+constexpr uint64_t kFillColdFrom = 16384;
+
 // The producer's end of one promise of another process.
 class End final : public ProducerEnd {
  public:
   explicit End(const shm::Token& token)
-      : token_(token), attachment_(shm::Attachment::To(token.mailbox)) {
-    attachment_->Hold(token_.slot, token_.generation);
+      : attachment_(shm::Attachment::To(token.mailbox)),
+        slot_(token.slot),
+        generation_(token.generation),
+        has_value_(token.has_value) {
+    attachment_->Hold(slot_, generation_);
   }
-  ~End() override { attachment_->Drop(token_.slot, token_.generation); }
+  ~End() override { attachment_->Drop(slot_, generation_); }
 
   std::string Token() override {
-    attachment_->HandOver(token_.slot, token_.generation);
-    return token_.ToText();
+    attachment_->HandOver(slot_, generation_);
+    return token().ToText();
   }
 
-  bool IsPending() override { return attachment_->IsPending(token_.slot, token_.generation); }
+  at::Tensor Lend(at::IntArrayRef size, c10::ScalarType dtype) override {
+    try {
+      return Lent(attachment_, size, dtype);
+    } catch (const std::runtime_error& error) {
+      throw DTorchError(error.what());
+    }
+  }
+
+  std::unique_ptr<ProducerEnd> Reopen() const override;
+
+  bool IsPending() const override { return attachment_->IsPending(slot_, generation_); }
 
   void SetValue(const c10::IValue& value) override {
     if (!value.isTensor()) {
@@ -52,34 +68,72 @@ class End final : public ProducerEnd {
  private:
   template <typename Writer>
   void Send(const shm::Attachment::Value& value, const Writer& write) {
-    if (!attachment_->OwnerLives()) {
-      throw BrokenPromiseError(
-          "the process that waits for the promise has ended: nobody is left to "
-          "take the value");
-    }
-    if (!attachment_->Claim(token_.slot, token_.generation)) {
+    if (!attachment_->Claim(slot_, generation_)) {
+      CheckOwner();
       throw PromiseAlreadySatisfiedError(
-          "the promise has been fulfilled before, by another of its producers or by its owner, or "
-          "was cancelled: it takes one value or one error");
+          attachment_->IsCancelled(slot_, generation_)
+              ? "the promise was cancelled by its owner: nobody waits for this value any more"
+              : "the promise has been fulfilled before, by another of its producers or by its "
+                "owner, or nobody waits for it any more: it takes one value or one error");
     }
+    shm::Attachment::Place place;
+    bool cold = false;
     try {
-      write(attachment_->Prepare(token_.slot, value));
-    } catch (...) {
-      attachment_->Abandon(token_.slot, token_.generation);
+      place = attachment_->Prepare(slot_, value);
+      cold = place.cold && value.data && value.bytes >= kFillColdFrom;
+      if (cold) {
+        attachment_->FillCold(place, value.data, value.bytes);
+      } else if (place.to) {
+        write(place.to);
+      }
+    } catch (const std::exception& error) {
+      attachment_->Abandon(slot_, generation_, place.block);
+      if (dynamic_cast<const std::runtime_error*>(&error) &&
+          !dynamic_cast<const DTorchError*>(&error)) {
+        throw DTorchError(error.what());
+      }
       throw;
     }
-    attachment_->Publish(token_.slot, token_.generation);
+    if (!attachment_->Publish(slot_, generation_)) {
+      throw BrokenPromiseError(
+          "the process that waits for the promise has taken this one for dead, and given it up");
+    }
+    // The consumer, if there is one, is under way.
+    CheckOwner();
+    if (cold) attachment_->WarmUp(place, value.bytes);
   }
 
-  const shm::Token token_;
+  void CheckOwner() const {
+    if (attachment_->OwnerLives()) return;
+    throw BrokenPromiseError(
+        "the process that waits for the promise has ended: nobody is left to take the value");
+  }
+
+  shm::Token token() const { return {attachment_->address(), slot_, generation_, has_value_}; }
+
   const std::shared_ptr<shm::Attachment> attachment_;
+  const uint32_t slot_, generation_;
+  const bool has_value_;
 };
+
+// An end in this process. DTorchError if the owner cannot be reached.
+std::unique_ptr<ProducerEnd> Attach(const shm::Token& token) {
+  try {
+    return std::make_unique<End>(token);
+  } catch (const std::runtime_error& error) {
+    throw DTorchError(std::string("expected a promise that can be fulfilled from here, got one "
+                                  "that cannot: ") +
+                      error.what() + "; and the network backend, which could, is still to come");
+  }
+}
+
+std::unique_ptr<ProducerEnd> End::Reopen() const { return Attach(token()); }
 
 class FileBackend final : public Backend {
  public:
-  std::unique_ptr<OwnerEnd> Export(c10::intrusive_ptr<PromiseState> promise) override {
+  std::shared_ptr<OwnerEnd> Export(const FuturePtr& future) override {
     try {
-      return Service::Get().Export(std::move(promise));
+      return Service::Get().Export(future);
     } catch (const std::runtime_error& error) {
       throw DTorchError(error.what());
     }
@@ -96,23 +150,21 @@ class FileBackend final : public Backend {
                       has_value ? "TensorPromise" : "VoidPromise", ", got one of a ",
                       token.has_value ? "TensorPromise" : "VoidPromise");
     Service* service = Service::GetIfAny();
-    if (service && service->address() == token.mailbox) {
-      if (auto promise = service->Find(token)) return {std::move(promise), nullptr};
-      throw PromiseAlreadySatisfiedError(
-          "the promise of this token has been fulfilled, cancelled or broken already");
-    }
-    try {
-      return {nullptr, std::make_unique<End>(token)};
-    } catch (const std::runtime_error& error) {
-      throw DTorchError(std::string("expected a promise that can be fulfilled from here, got one "
-                                    "that cannot: ") +
-                        error.what() + "; and the network backend, which could, is still to come");
-    }
+    if (!service || service->address() != token.mailbox) return {{}, nullptr, Attach(token)};
+    Imported found = service->Find(token);
+    if (found.future) return found;
+    throw PromiseAlreadySatisfiedError(
+        "the promise of this token has been fulfilled, cancelled or broken already");
+  }
+
+  std::unique_ptr<ProducerEnd> Inherit(const OwnerEnd& inherited) override {
+    return Attach(Service::TokenOf(inherited));
   }
 };
 
 const bool registered [[maybe_unused]] = [] {
   SetFileBackend(new FileBackend);
+  Service::RegisterForkHandlers();
   return true;
 }();
 

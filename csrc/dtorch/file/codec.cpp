@@ -1,5 +1,9 @@
 #include "dtorch/file/codec.h"
 
+#include "dtorch/base/fork.h"
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -40,14 +44,16 @@ c10::ScalarType SameSize(const at::Tensor& tensor) {
 }  // namespace
 
 at::Tensor Sendable(const at::Tensor& value) {
+  if (value.is_nested() || value.layout() == c10::kJagged) {
+    Refuse("nested", "send t.values() and t.offsets(), or t.to_padded_tensor()");
+  }
   if (value.key_set().has(c10::DispatchKey::Python)) {
     Refuse("subclass", "pass its plain tensor, t.as_subclass(torch.Tensor)");
   }
-  if (value.is_nested())
-    Refuse("nested", "send t.values() and t.offsets(), or t.to_padded_tensor()");
   if (value.layout() != c10::kStrided) Refuse("sparse", "send t.to_dense(), or its parts");
   if (value.is_quantized()) Refuse("quantised", "send t.int_repr(), or t.dequantize()");
   if (value.is_meta()) Refuse("meta", "it has no data");
+  if (value.is_cpu() && !value.is_conj() && !value.is_neg()) return value;  // as nearly always
   at::NoGradGuard no_grad;
   return value.detach().cpu().resolve_conj().resolve_neg();
 }
@@ -59,7 +65,24 @@ shm::Attachment::Value Describe(const at::Tensor& sendable) {
   value.sizes = sendable.sizes().data();
   value.dims = static_cast<size_t>(sendable.dim());
   value.bytes = static_cast<uint64_t>(sendable.numel()) * sendable.element_size();
+  if (sendable.is_contiguous()) value.data = sendable.const_data_ptr();
   return value;
+}
+
+at::Tensor Lent(const std::shared_ptr<shm::Attachment>& attachment, at::IntArrayRef size,
+                c10::ScalarType dtype) {
+  uint64_t bytes = c10::elementSize(dtype);
+  for (const int64_t extent : size) {
+    TORCH_CHECK_VALUE(
+        extent >= 0 && !__builtin_mul_overflow(bytes, static_cast<uint64_t>(extent), &bytes),
+        "empty: size: expected extents of a tensor that fits into memory, got ", size);
+  }
+  const auto options = at::TensorOptions().dtype(dtype);
+  // What is sent in the slot itself gains nothing.
+  if (bytes <= shm::kInlineBytes) return at::empty(size, options);
+  auto loan = shm::Attachment::Lend(attachment, bytes);
+  return at::from_blob(
+      loan.data, size, [keep = std::move(loan.keep)](void*) mutable { keep.reset(); }, options);
 }
 
 void Write(const at::Tensor& sendable, std::byte* bytes) {
@@ -69,6 +92,16 @@ void Write(const at::Tensor& sendable, std::byte* bytes) {
                 static_cast<size_t>(sendable.numel()) * sendable.element_size());
     return;
   }
+  // The threads that torch would copy with are not in a forked child: it would wait for them.
+  struct OneThread {
+    OneThread() {
+      if (ForkGeneration() != 0) at::set_num_threads(1);
+    }
+    ~OneThread() {
+      if (ForkGeneration() != 0) at::set_num_threads(threads);
+    }
+    const int threads = at::get_num_threads();
+  } one_thread;
   at::NoGradGuard no_grad;
   const auto dtype = SameSize(sendable);
   at::from_blob(bytes, sendable.sizes(), at::TensorOptions().dtype(dtype))
@@ -98,9 +131,14 @@ at::Tensor Read(shm::Received received) {
                              " bytes, but " + std::to_string(received.bytes) + " bytes");
   }
   const auto options = at::TensorOptions().dtype(dtype);
+  if (!received.block) {
+    at::Tensor tensor = at::detail::empty_cpu(received.sizes, options);
+    if (bytes > 0) std::memcpy(tensor.mutable_data_ptr(), received.data(), bytes);
+    return tensor;
+  }
   if (bytes == 0) return at::empty(received.sizes, options);
   return at::from_blob(
-      received.data, received.sizes,
+      received.block, received.sizes,
       [keep = std::move(received.keep)](void*) mutable { keep.reset(); }, options);
 }
 

@@ -10,13 +10,17 @@
 // Tensors and errors as bytes in shared memory, and back.
 namespace dtorch::file {
 
-/// `value` as it can be sent: on the CPU, without lazy conjugation or negation, detached. Its
-/// elements may still be strided. c10::TypeError, which names the kind and what to call instead,
-/// for what has no plain elements.
+/// `value` as it can be sent: on the CPU, without lazy conjugation or negation. Its elements may
+/// still be strided. c10::TypeError, which names the kind and what to call instead, for what has no
+/// plain elements.
 at::Tensor Sendable(const at::Tensor& value);
 
 /// What Attachment::Prepare is told of a sendable tensor. Refers to its sizes.
 shm::Attachment::Value Describe(const at::Tensor& sendable);
+
+/// A tensor, not initialised, in memory that `attachment` lends.
+at::Tensor Lent(const std::shared_ptr<shm::Attachment>& attachment, at::IntArrayRef size,
+                c10::ScalarType dtype);
 
 /// Writes the elements, in order, to `bytes`.
 void Write(const at::Tensor& sendable, std::byte* bytes);

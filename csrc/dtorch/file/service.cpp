@@ -2,12 +2,17 @@
 
 #include "dtorch/base/error.h"
 #include "dtorch/base/fork.h"
+#include "dtorch/base/host.h"
 #include "dtorch/file/codec.h"
+#include "dtorch/future/complete.h"
+#include "dtorch/future/sleeper.h"
 #include "dtorch/promise/error_record.h"
 
 #include <ATen/core/Tensor.h>
+#include <ATen/core/jit_type.h>
 
 #include <cstdlib>
+#include <optional>
 #include <pthread.h>
 #include <signal.h>
 #include <string_view>
@@ -37,35 +42,119 @@ std::atomic<Service*> instance{nullptr};  // leaked on purpose: tensors may outl
 
 }  // namespace
 
-// The owner's end of one promise.
-class Service::End final : public OwnerEnd {
+// The owner's end of one promise. In a forked child it is inert, but for its token.
+class Service::End final : public OwnerEnd, public std::enable_shared_from_this<End> {
  public:
-  End(Service& service, shm::Token token) : service_(service), token_(token) {}
+  End(Service& service, const FuturePtr& future, shm::Mailbox::Place place, bool has_value)
+      : service_(service), future_(future.get()), place_(place), has_value_(has_value) {}
 
-  std::string Token() override { return token_.ToText(); }
-
-  bool Retract() override {
-    if (!service_.mailbox_.Retract(place())) return false;
-    service_.Forget(place());
-    return true;
+  ~End() override {
+    if (generation_ != ForkGeneration()) return;
+    FuturePtr share;  // dropped behind the lock
+    bool taken = false;
+    {
+      std::lock_guard<std::mutex> lock(service_.mutex_);
+      const auto it = service_.outstanding_.find(Key(place()));
+      if (it != service_.outstanding_.end()) {
+        share = std::move(it->second.future);
+        taken = it->second.taken;
+        service_.outstanding_.erase(it);
+      }
+    }
+    if (!taken) service_.mailbox_.GiveUp(place());
   }
 
+  void OnRelease() override {
+    if (generation_ != ForkGeneration()) return;
+    FuturePtr unused;  // dropped behind the lock, and this with it
+    std::lock_guard<std::mutex> lock(service_.mutex_);
+    const auto it = service_.outstanding_.find(Key(place()));
+    if (it == service_.outstanding_.end()) return;
+    // Nobody else has one, and nobody can come by one: that takes the lock.
+    if (it->second.future.use_count() > 1 || HasObservers(it->second.future)) return;
+    unused = std::move(it->second.future);
+    service_.outstanding_.erase(it);
+  }
+
+  std::string Token() override {
+    service_.mailbox_.HandOut(place());
+    return token().ToText();
+  }
+
+  bool Retract(Purpose purpose) override {
+    return service_.mailbox_.Retract(place(), purpose == Purpose::kCancel);
+  }
+  bool IsPending() const override { return service_.mailbox_.IsPending(place_); }
+  void OwnerDropped() override { service_.mailbox_.OwnerDropped(place()); }
+  void Hold() override { service_.mailbox_.HoldAtHome(place()); }
+  void Drop() override { service_.mailbox_.DropAtHome(place()); }
+
+  std::unique_ptr<Alarm> Listen() override {
+    class SlotAlarm final : public Alarm {
+     public:
+      explicit SlotAlarm(std::shared_ptr<End> end) : end_(std::move(end)) {}
+      std::atomic<uint32_t>& counter() override { return mailbox().bell(end_->place()); }
+      void Enter() override {
+        mailbox().BeginWait(end_->place());
+        entered_ = true;
+      }
+      void Leave() override {
+        if (std::exchange(entered_, false)) mailbox().EndWait(end_->place());
+      }
+      void Look() override {
+        auto event = end_->Look();
+        if (!event) return;
+        // The slot is free and may be used again: nobody waits for it any more who completes this.
+        Leave();
+        end_->service_.Deliver(*std::move(event));
+      }
+
+     private:
+      shm::Mailbox& mailbox() const { return end_->service_.mailbox_; }
+      const std::shared_ptr<End> end_;
+      bool entered_ = false;
+    };
+    if (generation_ != ForkGeneration()) return nullptr;
+    return std::make_unique<SlotAlarm>(shared_from_this());
+  }
+
+  shm::Token token() const {
+    return {service_.address(), place_.slot, place_.generation, has_value_};
+  }
+  bool has_value() const { return has_value_; }
+
  private:
-  shm::Mailbox::Place place() const { return {token_.slot, token_.generation}; }
+  shm::Mailbox::Place place() const { return place_; }
+
+  // In a thread that waits for the promise, and holds its future: what it is to complete it with.
+  std::optional<shm::Mailbox::Event> Look() {
+    // Another thread may have found it, and be in a callback that does not end before this does.
+    if (service_.mailbox_.HasMore()) service_.mailbox_.Ring();
+    if (!service_.mailbox_.IsReady(place())) return std::nullopt;
+    // This thread may hold what a callback of others wants: those run where they always do. (One
+    // that is added in this very moment, with no way of ours, is run here.)
+    if (!RunsCallbacks(FuturePtr::reclaim_copy(future_))) {
+      return service_.mailbox_.CollectOne(place());
+    }
+    service_.mailbox_.Ring();
+    return std::nullopt;
+  }
 
   Service& service_;
-  const shm::Token token_;
+  c10::ivalue::Future* const future_;  // which owns this, and is owned by the table
+  const shm::Mailbox::Place place_;
+  const bool has_value_;
+  const uint32_t generation_ = ForkGeneration();
 };
 
 Service* Service::GetIfAny() { return instance.load(); }
 
 Service& Service::Get() {
+  if (Service* service = instance.load()) return *service;
+  HostUnlocked unlocked;
   std::lock_guard<std::mutex> lock(InstanceMutex());
   if (Service* service = instance.load()) return *service;
   static const bool once [[maybe_unused]] = [] {
-    OnForkInChild([] {
-      if (Service* inherited = instance.exchange(nullptr)) inherited->mailbox_.CloseInChild();
-    });
     std::atexit([] {
       if (Service* service = instance.load()) service->StopAtExit();
     });
@@ -77,61 +166,99 @@ Service& Service::Get() {
   return *service;
 }
 
-std::unique_ptr<OwnerEnd> Service::Export(c10::intrusive_ptr<PromiseState> promise) {
-  shm::Token token;
-  token.mailbox = mailbox_.address();
-  token.has_value = promise->has_value();
-  std::lock_guard<std::mutex> lock(mutex_);
+void Service::RegisterForkHandlers() {
+  OnFork({
+      .prepare =
+          [] {
+            // A child is a producer of whatever is outstanding, pickled or not.
+            for (const FuturePtr& future : FindPromisesWithoutSource()) {
+              try {
+                Get().Export(future);
+              } catch (const std::exception&) {
+                break;  // no shared memory to be had: the child is told so if it uses the promise
+              }
+            }
+            if (Service* service = instance.load()) service->mailbox_.BeforeFork();
+          },
+      .parent =
+          [] {
+            if (Service* service = instance.load()) service->mailbox_.AfterForkInParent();
+          },
+      .child =
+          [] {
+            if (Service* inherited = instance.exchange(nullptr)) {
+              inherited->mailbox_.AfterForkInChild();
+            }
+          },
+  });
+}
+
+std::shared_ptr<OwnerEnd> Service::Export(const FuturePtr& future) {
+  if (auto source = SourceOf(future)) return std::static_pointer_cast<OwnerEnd>(std::move(source));
+  const bool has_value = future->elementType()->kind() != c10::TypeKind::NoneType;
   const auto place = mailbox_.Allocate();
-  token.slot = place.slot;
-  token.generation = place.generation;
-  promises_.emplace(Key(place), std::move(promise));
-  return std::make_unique<End>(*this, token);
+  auto end = std::make_shared<End>(*this, future, place, has_value);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    outstanding_.emplace(Key(place), Outstanding{end.get(), future});
+  }
+  return std::static_pointer_cast<OwnerEnd>(SetSource(future, std::move(end)));
 }
 
-c10::intrusive_ptr<PromiseState> Service::Find(const shm::Token& token) {
+Backend::Imported Service::Find(const shm::Token& token) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto it = promises_.find(Key({token.slot, token.generation}));
-  return it == promises_.end() ? c10::intrusive_ptr<PromiseState>() : it->second;
+  const auto it = outstanding_.find(Key({token.slot, token.generation}));
+  if (it == outstanding_.end()) return {};
+  // An end leaves the table before it goes.
+  auto end = it->second.end->weak_from_this().lock();
+  if (!end) return {};
+  return {it->second.future, std::move(end), nullptr};
 }
 
-c10::intrusive_ptr<PromiseState> Service::Forget(shm::Mailbox::Place place) {
+FuturePtr Service::FutureAt(shm::Mailbox::Place place, bool& has_value) {
   std::lock_guard<std::mutex> lock(mutex_);
-  const auto it = promises_.find(Key(place));
-  if (it == promises_.end()) return {};
-  auto promise = std::move(it->second);
-  promises_.erase(it);
-  return promise;
+  const auto it = outstanding_.find(Key(place));
+  if (it == outstanding_.end()) return {};
+  it->second.taken = true;
+  has_value = it->second.end->has_value();
+  return it->second.future;
 }
+
+shm::Token Service::TokenOf(const OwnerEnd& end) { return static_cast<const End&>(end).token(); }
 
 void Service::Deliver(shm::Mailbox::Event event) {
-  const auto promise = Forget(event.place);
-  if (!promise) return;  // the owner has fulfilled it in this moment
+  bool has_value = false;
+  const FuturePtr future = FutureAt(event.place, has_value);
+  if (!future) return;  // dropped, or set by the owner, in this moment
+  // A callback may wait for what was found together with this, or is published from now on: another
+  // thread is to look, which may sleep with the bell disarmed.
+  if (RunsCallbacks(future)) mailbox_.WakeAnother();
   if (event.broken) {
-    promise->DeliverError(std::make_exception_ptr(BrokenPromiseError(
-        "the last process that could fulfil the promise has ended, or has dropped it, without a "
-        "value: see its log for why")));
+    CompleteWithError(future, std::make_exception_ptr(BrokenPromiseError(
+                                  "the last process that could fulfil the promise has ended, or "
+                                  "has dropped it, without a "
+                                  "value: see its log for why")));
     return;
   }
   shm::Received& received = event.received;
   try {
-    if (received.payload == shm::Payload::kTensor && promise->has_value()) {
-      promise->Deliver(Read(std::move(received)));
-    } else if (received.payload == shm::Payload::kNothing && !promise->has_value() &&
+    if (received.payload == shm::Payload::kTensor && has_value) {
+      CompleteWithValue(future, Read(std::move(received)));
+    } else if (received.payload == shm::Payload::kNothing && !has_value &&
                received.defect.empty()) {
-      promise->Deliver(c10::IValue());
+      CompleteWithValue(future, c10::IValue());
     } else if (received.payload == shm::Payload::kError && received.defect.empty()) {
       ErrorRecord record;
-      const std::string_view bytes(reinterpret_cast<const char*>(received.data), received.bytes);
+      const std::string_view bytes(reinterpret_cast<const char*>(received.data()), received.bytes);
       if (!ErrorRecord::FromBytes(bytes, record)) {
         throw std::runtime_error("what the producer published as an error is none");
       }
-      promise->DeliverError(DecodeError(record));
+      CompleteWithError(future, DecodeError(record));
     } else {
       throw std::runtime_error("what the producer published is not what was promised");
     }
   } catch (const std::exception& error) {
-    promise->DeliverError(std::make_exception_ptr(DTorchError(error.what())));
+    CompleteWithError(future, std::make_exception_ptr(DTorchError(error.what())));
   }
 }
 
@@ -148,10 +275,10 @@ void Service::StartThread() {
 void Service::Run() {
   pthread_setname_np(pthread_self(), "dtorch_ops");
   for (;;) {
-    auto events = mailbox_.Collect();
-    if (!events.empty() && !stopping_) {
+    auto event = mailbox_.Collect();
+    if (event && !stopping_) {
       if (--listening_ == 0) StartThread();
-      for (auto& event : events) Deliver(std::move(event));
+      Deliver(*std::move(event));
       ++listening_;
       continue;
     }

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "dtorch/promise/promise_state.h"
+#include "dtorch/promise/backend.h"
 #include "dtorch/shm/mailbox.h"
 
 #include <atomic>
@@ -11,7 +11,7 @@
 namespace dtorch::file {
 
 /// This process as a consumer: its mailbox, the promises that are outstanding in it, and the
-/// threads that complete them.
+/// threads that complete their futures.
 ///
 /// Leader and followers: a thread that is about to complete futures, whose callbacks may block on
 /// other futures, first sees to it that another one listens. At rest one thread sleeps; none polls.
@@ -23,10 +23,18 @@ class Service {
   /// nullptr if no token was made yet.
   static Service* GetIfAny();
 
-  std::unique_ptr<OwnerEnd> Export(c10::intrusive_ptr<PromiseState> promise);
+  /// Once, when the library is loaded.
+  static void RegisterForkHandlers();
 
-  /// The promise that `token`, of this very mailbox, names; null if it is not outstanding.
-  c10::intrusive_ptr<PromiseState> Find(const shm::Token& token);
+  /// The end of the promise of `future`, which is made its source; nullptr if it is complete.
+  std::shared_ptr<OwnerEnd> Export(const FuturePtr& future);
+
+  /// What `token`, of this very mailbox, names: the future and its end; null if not outstanding.
+  Backend::Imported Find(const shm::Token& token);
+
+  /// The token of an end that Export() has made, in this process or in the one that it was forked
+  /// from.
+  static shm::Token TokenOf(const OwnerEnd& end);
 
   const shm::Address& address() const { return mailbox_.address(); }
   shm::Mailbox::Stats GetStats() { return mailbox_.GetStats(); }
@@ -37,13 +45,19 @@ class Service {
   void StartThread();
   void Run();
   void Deliver(shm::Mailbox::Event event);
-  c10::intrusive_ptr<PromiseState> Forget(shm::Mailbox::Place place);
+  FuturePtr FutureAt(shm::Mailbox::Place place, bool& has_value);
   void StopAtExit();
 
   shm::Mailbox mailbox_;
-  std::mutex mutex_;  // guards the table
+  struct Outstanding {
+    End* end;  // owned by the future, whose source it is
+    FuturePtr future;
+    bool taken = false;  // out of its slot
+  };
+
+  std::mutex mutex_;  // guards the table; taken before the locks of waiter lists
   // By slot and generation: a slot may be used again before its last event was delivered.
-  std::unordered_map<uint64_t, c10::intrusive_ptr<PromiseState>> promises_;
+  std::unordered_map<uint64_t, Outstanding> outstanding_;
   std::atomic<int> listening_{0};  // threads that sleep, or are about to
   std::atomic<bool> stopping_{false};
 };

@@ -2,12 +2,15 @@
 
 #include "dtorch/future/complete.h"
 #include "dtorch/future/outcome.h"
+#include "dtorch/future/sleeper.h"
 
 #include <ATen/core/jit_type.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <utility>
 
 namespace dtorch {
@@ -19,7 +22,10 @@ FuturePtr MakeResult(c10::TypePtr type, const std::vector<FuturePtr>& members) {
     devices.insert(devices.end(), member->devices().begin(), member->devices().end());
   }
   auto result = c10::make_intrusive<c10::ivalue::Future>(std::move(type), std::move(devices));
-  PrepareForWaiters(result);
+  const bool promised = std::any_of(members.begin(), members.end(), [](const FuturePtr& member) {
+    return OriginOf(member) != Origin::kAnything;
+  });
+  PrepareForWaiters(result, promised ? Origin::kPromised : Origin::kAnything);
   return result;
 }
 
@@ -30,36 +36,61 @@ FuturePtr MakeResult(c10::TypePtr type, const std::vector<FuturePtr>& members) {
 class Collector : public std::enable_shared_from_this<Collector> {
  public:
   Collector(const std::vector<FuturePtr>& members, FuturePtr result) : result_(std::move(result)) {
-    for (const FuturePtr& member : members) members_.emplace_back(*this, member);
+    for (const FuturePtr& member : members) members_.emplace_back(*this, member.get());
   }
   virtual ~Collector() = default;
 
   void Start() {
+    SetSource(result_, std::make_shared<Observed>(weak_from_this()));
     for (Member& member : members_) {
       if (settled_) break;
-      const FuturePtr future = member.pending.lock();
-      if (!future || !member.LinkTo(future, shared_from_this())) member.Wake();
+      // Held by the caller.
+      if (!member.LinkTo(FuturePtr::reclaim_copy(member.pending), shared_from_this())) {
+        member.Wake();
+      }
     }
     // Members that were linked after, or while, another thread settled the result.
     started_ = true;
     if (settled_) UnlinkAll();
   }
 
+  // The result's: tells when somebody has lost interest.
+  class Observed final : public Source {
+   public:
+    explicit Observed(std::weak_ptr<Collector> collector) : collector_(std::move(collector)) {}
+    void OnRelease() override {
+      if (const auto collector = collector_.lock()) collector->LetGo();
+    }
+    std::unique_ptr<Alarm> Listen() override { return nullptr; }
+
+   private:
+    const std::weak_ptr<Collector> collector_;
+  };
+
+  void LetGo() {
+    // Ours: nobody else has one, and nobody can come by one.
+    if (result_.use_count() > 1 || HasObservers(result_)) return;
+    if (!settled_.exchange(true)) UnlinkAll();
+  }
+
  protected:
   struct Member final : Waiter, Waker {
-    Member(Collector& collector, const FuturePtr& future) : collector(collector), pending(future) {}
+    Member(Collector& collector, c10::ivalue::Future* future)
+        : collector(collector), pending(future) {}
 
     std::shared_ptr<Waker> Notify() noexcept override {
       return std::shared_ptr<Waker>(collector.shared_from_this(), this);
     }
+    bool RunsCallbacks() const override { return true; }
     void Wake() override {
-      completed = pending.lock();
-      if (completed) collector.OnComplete(*this);
+      completed = FuturePtr::reclaim_copy(pending);
+      collector.OnComplete(*this);
     }
 
     Collector& collector;
-    // Weak while pending, or a future that nobody completes would keep itself alive.
-    c10::weak_intrusive_ptr<c10::ivalue::Future> pending;
+    // Not owned: a future that nobody completes would keep itself alive, through its list. Used
+    // only where it is completing, or held by another.
+    c10::ivalue::Future* const pending;
     FuturePtr completed;
   };
 
@@ -122,6 +153,26 @@ class AnyCollector final : public Collector {
   }
 };
 
+class ReadCollector final : public Collector {
+ public:
+  ReadCollector(const FuturePtr& future, FuturePtr result, ReadFunction read)
+      : Collector({future}, std::move(result)), read_(std::move(read)) {}
+
+ private:
+  void OnComplete(Member& member) override {
+    c10::IValue value;
+    std::exception_ptr error;
+    try {
+      value = read_(member.completed);
+    } catch (const std::exception&) {
+      error = std::current_exception();
+    }
+    Settle(std::move(error), [&] { return std::move(value); });
+  }
+
+  const ReadFunction read_;
+};
+
 }  // namespace
 
 FuturePtr CollectAll(const std::vector<FuturePtr>& futures, const c10::TypePtr& element_type) {
@@ -141,6 +192,12 @@ FuturePtr CollectAny(const std::vector<FuturePtr>& futures, const c10::TypePtr& 
                     "nothing can ever complete");
   FuturePtr result = MakeResult(element_type, futures);
   std::make_shared<AnyCollector>(futures, result)->Start();
+  return result;
+}
+
+FuturePtr CollectRead(const FuturePtr& future, const c10::TypePtr& type, ReadFunction read) {
+  FuturePtr result = MakeResult(type, {future});
+  std::make_shared<ReadCollector>(future, result, std::move(read))->Start();
   return result;
 }
 

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <utility>
+#include <vector>
 
 namespace dtorch {
 
@@ -24,12 +25,31 @@ struct Peek {
 size_t CountCallbacks(c10::ivalue::Future& future);
 template struct Peek<&c10::ivalue::Future::callbacks_, &c10::ivalue::Future::mutex_>;
 
+// Others than the one that feeds the list of waiters.
+bool HasCallbacks(const FuturePtr& future) {
+  return CountCallbacks(*future) > (HasWaiterList(future) ? 1 : 0);
+}
+
+constexpr int kMaxDepth = 64;
+constexpr int kAbsurdDepth = 256;  // Python ends a recursion at 1,000
+
+struct Pending {
+  int depth = 0;      // of completions inside of each other
+  int deferring = 0;  // scopes of DeferCallbacks
+  std::deque<std::pair<FuturePtr, std::function<void()>>> deferred;
+};
+thread_local Pending pending;
+
 template <typename F>
-void RunCallbacks(const FuturePtr& future, const F& complete) {
+void CompleteNow(const FuturePtr& future, const F& complete) {
   // Somebody has set the future behind our back, through torch's own class: that stands.
   if (future->completed()) return;
+  struct Depth {
+    Depth() { ++pending.depth; }
+    ~Depth() { --pending.depth; }
+  } depth;
   std::optional<HostUnlocked> unlocked;
-  if (CountCallbacks(*future) > (HasWaiterList(future) ? 1 : 0)) unlocked.emplace();
+  if (HasCallbacks(future)) unlocked.emplace();
   try {
     complete();
   } catch (const std::exception&) {
@@ -37,25 +57,16 @@ void RunCallbacks(const FuturePtr& future, const F& complete) {
   }
 }
 
-constexpr int kMaxDepth = 64;
-constexpr int kAbsurdDepth = 256;  // Python ends a recursion at 1,000
-
-struct Pending {
-  int depth = 0;
-  std::deque<std::pair<FuturePtr, std::function<void()>>> deferred;
-};
-thread_local Pending pending;
-
 template <typename F>
 void Complete(const FuturePtr& future, Nesting nesting, F complete) {
-  if (pending.depth >= (nesting == Nesting::kDeferIfDeep ? kMaxDepth : kAbsurdDepth)) {
+  const bool follows = nesting == Nesting::kDeferIfDeep;
+  if (pending.depth >= (follows ? kMaxDepth : kAbsurdDepth) ||
+      (follows && pending.deferring > 0 && HasCallbacks(future))) {
     pending.deferred.emplace_back(future, std::move(complete));
     return;
   }
-  ++pending.depth;
-  RunCallbacks(future, complete);
-  if (pending.depth == 1) RunDeferredCompletions();
-  --pending.depth;
+  CompleteNow(future, complete);
+  if (pending.depth == 0) RunDeferredCompletions();
 }
 
 }  // namespace
@@ -64,13 +75,41 @@ void RunDeferredCompletions() {
   while (!pending.deferred.empty()) {
     const auto [future, complete] = std::move(pending.deferred.front());
     pending.deferred.pop_front();
-    RunCallbacks(future, complete);
+    CompleteNow(future, complete);
   }
 }
 
+bool RunsCallbacks(const FuturePtr& future) {
+  return HasCallbacks(future) || HasWaitersThatRunCallbacks(future);
+}
+
+bool HasObservers(const FuturePtr& future) { return HasWaiters(future) || HasCallbacks(future); }
+
+DeferCallbacks::DeferCallbacks() { ++pending.deferring; }
+
+DeferCallbacks::~DeferCallbacks() {
+  // At some depth a completion further up does it, when the stack has unwound.
+  if (--pending.deferring == 0 && pending.depth < kMaxDepth) RunDeferredCompletions();
+}
+
+namespace {
+
+// Without devices nobody asks which storages a value has, and to find them takes longer than all
+// else.
+void MarkCompleted(c10::ivalue::Future& future, c10::IValue value) {
+  if (future.devices().empty()) {
+    future.markCompleted(std::move(value),
+                         std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>>());
+  } else {
+    future.markCompleted(std::move(value));
+  }
+}
+
+}  // namespace
+
 void CompleteWithValue(const FuturePtr& future, c10::IValue value, Nesting nesting) {
   Complete(future, nesting,
-           [f = future.get(), value = std::move(value)] { f->markCompleted(value); });
+           [f = future.get(), value = std::move(value)] { MarkCompleted(*f, value); });
 }
 
 void CompleteWithError(const FuturePtr& future, std::exception_ptr error, Nesting nesting) {
@@ -79,7 +118,7 @@ void CompleteWithError(const FuturePtr& future, std::exception_ptr error, Nestin
 
 FuturePtr MakeCompletedFuture(c10::TypePtr type, c10::IValue value) {
   auto future = c10::make_intrusive<c10::ivalue::Future>(std::move(type));
-  future->markCompleted(std::move(value));  // nobody can have hung a callback on it
+  MarkCompleted(*future, std::move(value));  // nobody can have hung a callback on it
   return future;
 }
 

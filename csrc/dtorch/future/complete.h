@@ -28,6 +28,22 @@ DTORCH_API void CompleteWithError(const FuturePtr& future, std::exception_ptr er
 /// it blocks. Does nothing elsewhere.
 DTORCH_API void RunDeferredCompletions();
 
+/// Whether anybody waits for a pending future, or has hung a callback on it.
+bool HasObservers(const FuturePtr& future);
+
+/// Whether completing it would run callbacks of the user.
+DTORCH_API bool RunsCallbacks(const FuturePtr& future);
+
+/// Scope in which futures that follow from another one's completion, and have callbacks, wait for
+/// its end: until then those without have been completed, whatever a callback may wait for.
+class DeferCallbacks {
+ public:
+  DeferCallbacks();
+  ~DeferCallbacks();
+  DeferCallbacks(const DeferCallbacks&) = delete;
+  DeferCallbacks& operator=(const DeferCallbacks&) = delete;
+};
+
 /// A future that is complete from the start.
 DTORCH_API FuturePtr MakeCompletedFuture(c10::TypePtr type, c10::IValue value);
 

@@ -29,24 +29,45 @@ CompletionQueue::CompletionQueue(std::vector<FuturePtr> futures, bool of_thread)
   }
 }
 
+CompletionQueue::~CompletionQueue() {
+  nodes_.clear();
+  for (FuturePtr& future : futures_) ReleaseFuture(std::move(future));
+}
+
 std::optional<size_t> CompletionQueue::TryPop() {
   std::lock_guard<std::mutex> lock(mutex_);
   if (ready_.empty()) return std::nullopt;
   const size_t index = ready_.front();
   ready_.pop_front();
+  // Several completions count as one wake-up, and whoever waits for none that is left shall know.
   --remaining_;
+  if (sleeping_ > 0 && (remaining_ == 0 || !ready_.empty())) sleeper_.Wake();
   return index;
 }
 
+size_t CompletionQueue::remaining() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return remaining_;
+}
+
 std::optional<size_t> CompletionQueue::Pop(Deadline deadline) {
-  if (remaining_ == 0) return std::nullopt;
   if (auto index = TryPop()) return index;
   RunDeferredCompletions();
   HostUnlocked unlocked;
+  struct Sleeping {
+    explicit Sleeping(CompletionQueue& queue) : queue(queue) { Add(1); }
+    ~Sleeping() { Add(-1); }
+    void Add(int n) {
+      std::lock_guard<std::mutex> lock(queue.mutex_);
+      queue.sleeping_ += n;
+      // A wake-up that came for all is passed on.
+      if (n < 0 && queue.remaining_ == 0 && queue.sleeping_ > 0) queue.sleeper_.Wake();
+    }
+    CompletionQueue& queue;
+  } sleeping(*this);
   for (;;) {
-    const bool woken = sleeper_.Sleep(deadline);
     if (auto index = TryPop()) return index;
-    if (!woken) return std::nullopt;
+    if (remaining() == 0 || !sleeper_.Sleep(deadline)) return TryPop();
   }
 }
 

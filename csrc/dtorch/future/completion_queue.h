@@ -16,11 +16,12 @@ namespace dtorch {
 /// Tells which futures of a group have completed, in the order in which they do. Every index is
 /// told once; futures that are complete at the start come first, in the order given.
 ///
-/// One consumer thread at a time. Cost of a completion: constant. Leaves nothing on the futures.
+/// Thread-safe. Cost of a completion: constant. Leaves nothing on the futures.
 class DTORCH_API CompletionQueue {
  public:
   /// `of_thread`: it lies on the stack of a thread that blocks, see Waiter.
   explicit CompletionQueue(std::vector<FuturePtr> futures, bool of_thread = false);
+  ~CompletionQueue();
   CompletionQueue(const CompletionQueue&) = delete;
   CompletionQueue& operator=(const CompletionQueue&) = delete;
 
@@ -30,7 +31,7 @@ class DTORCH_API CompletionQueue {
 
   size_t size() const { return futures_.size(); }
   /// How many indices are still to be told.
-  size_t remaining() const { return remaining_; }
+  size_t remaining() const;
 
  private:
   struct Node final : Waiter {
@@ -44,9 +45,10 @@ class DTORCH_API CompletionQueue {
   std::optional<size_t> TryPop();
 
   std::vector<FuturePtr> futures_;  // kept alive, so that their lists are
-  size_t remaining_;
   Sleeper sleeper_;
-  std::mutex mutex_;  // taken inside the lock of Waiter::Notify, takes none itself
+  mutable std::mutex mutex_;  // taken inside the lock of Waiter::Notify, takes none itself
+  size_t remaining_;
+  int sleeping_ = 0;  // threads
   std::deque<size_t> ready_;
   std::vector<std::unique_ptr<Node>> nodes_;  // last: they write to the members above until gone
 };

@@ -18,6 +18,11 @@ namespace dtorch {
 /// different handles of one future by any. Waiting drops the host's lock.
 class DTORCH_API FutureHandle {
  public:
+  FutureHandle(const FutureHandle&) = default;
+  FutureHandle(FutureHandle&&) = default;
+  FutureHandle& operator=(const FutureHandle&) = delete;
+  FutureHandle& operator=(FutureHandle&&) = delete;
+
   /// Blocks at most `timeout_ms` (>= 0, else c10::ValueError); TimeoutError if the future is
   /// pending then. Does not consume, does not throw the future's error.
   void Wait(int64_t timeout_ms) const;
@@ -30,6 +35,7 @@ class DTORCH_API FutureHandle {
 
  protected:
   explicit FutureHandle(FuturePtr future) : future_(std::move(future)) {}
+  ~FutureHandle() { ReleaseFuture(std::move(future_)); }
   c10::IValue Consume();
 
  private:

@@ -5,13 +5,33 @@
 
 #include <atomic>
 #include <cstdint>
+#include <pthread.h>
 
 namespace dtorch {
+
+/// What a sleeping thread may be woken by besides Sleeper::Wake(): a counter, in memory that other
+/// processes may map, that whoever provides the value increases, and wakes.
+class DTORCH_API Alarm {
+ public:
+  virtual ~Alarm();
+  /// Lives for as long as the process.
+  virtual std::atomic<uint32_t>& counter() = 0;
+  /// The thread is about to look and sleep; it is not any more. In turn, in the thread that sleeps.
+  virtual void Enter() = 0;
+  virtual void Leave() = 0;
+  /// Called in between, before the thread sleeps and when the counter has changed. May complete
+  /// what is waited for, and leave for that.
+  virtual void Look() = 0;
+};
 
 /// Blocks one thread until another one wakes it: a binary semaphore that a signal can interrupt.
 /// Wake() before Sleep() is not lost; several Wake() count as one.
 class DTORCH_API Sleeper {
  public:
+  /// `alarm`, if given, must outlive the sleeper.
+  /// One thread, the one that makes the sleeper, sleeps then.
+  explicit Sleeper(Alarm* alarm = nullptr) : alarm_(alarm), thread_(pthread_self()) {}
+
   /// True once woken (which takes the wake-up), false when the deadline has passed. Asks the
   /// host's interrupt check when a signal has arrived, and throws what it throws. Call it with
   /// the host's lock dropped.
@@ -21,6 +41,8 @@ class DTORCH_API Sleeper {
   void Wake();
 
  private:
+  Alarm* const alarm_;
+  const pthread_t thread_;
   std::atomic<uint32_t> woken_{0};
 };
 

@@ -18,7 +18,7 @@ namespace {
 // A blocked thread.
 class ThreadWaiter final : public Waiter {
  public:
-  ThreadWaiter() : Waiter(/*of_thread=*/true) {}
+  explicit ThreadWaiter(Alarm* alarm) : Waiter(/*of_thread=*/true), sleeper(alarm) {}
 
   // The thread may return, and with it this object, as soon as the sleeper is woken.
   std::shared_ptr<Waker> Notify() noexcept override {
@@ -49,7 +49,9 @@ bool WaitUntil(const FuturePtr& future, Deadline deadline) {
   if (future->completed()) return true;
   if (deadline.HasPassed()) return false;
   HostUnlocked unlocked;
-  ThreadWaiter waiter;
+  const std::shared_ptr<Source> source = SourceOf(future);
+  const std::unique_ptr<Alarm> alarm = source ? source->Listen() : nullptr;
+  ThreadWaiter waiter(alarm.get());
   if (!waiter.LinkTo(future)) return true;
   try {
     if (waiter.sleeper.Sleep(deadline)) return true;

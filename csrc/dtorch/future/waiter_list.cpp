@@ -2,6 +2,7 @@
 
 #include "dtorch/base/error.h"
 #include "dtorch/base/fork.h"
+#include "dtorch/future/complete.h"
 
 #include <array>
 #include <utility>
@@ -97,7 +98,7 @@ std::array<Shard, kShards>& Shards() {
   static auto* shards = [] {
     auto* made = new std::array<Shard, kShards>;
     for (Shard& shard : *made) HoldAcrossFork(shard.mutex);
-    OnForkInChild(ForgetThreadsInChild);
+    OnFork({.child = ForgetThreadsInChild});
     return made;
   }();
   return *shards;
@@ -116,13 +117,13 @@ Shard& ShardOf(Key future) {
 // dropped. In the table until then. Everything mutable is guarded by the shard's lock.
 class WaiterList final : public c10::intrusive_ptr_target, public Table::Entry {
  public:
-  WaiterList(Key key, bool promised)
-      : Entry(key), promised_(promised), fork_generation_(ForkGeneration()) {}
+  WaiterList(Key key, Origin origin)
+      : Entry(key), origin(origin), fork_generation_(ForkGeneration()) {}
 
   ~WaiterList() override {
     if (!in_table()) return;
     // The future was dropped without having completed.
-    std::vector<std::shared_ptr<void>> keep;  // dropped behind the lock
+    std::vector<std::shared_ptr<void>> keep;  // dropped behind the lock, as the source is
     Shard& shard = ShardOf(key());
     std::lock_guard<std::mutex> lock(shard.mutex);
     shard.lists.Erase(*this);
@@ -132,7 +133,7 @@ class WaiterList final : public c10::intrusive_ptr_target, public Table::Entry {
   }
 
   static bool Link(const FuturePtr& future, Waiter* waiter, std::shared_ptr<void> keep_alive,
-                   bool promised) {
+                   Origin origin) {
     c10::intrusive_ptr<WaiterList> made;
     {
       Shard& shard = ShardOf(future.get());
@@ -141,7 +142,7 @@ class WaiterList final : public c10::intrusive_ptr_target, public Table::Entry {
       auto* list = static_cast<WaiterList*>(shard.lists.Find(future.get()));
       if (!list || list->IsInherited()) {
         // What another generation made is left alone: its callback may never come.
-        made = c10::make_intrusive<WaiterList>(future.get(), promised);
+        made = c10::make_intrusive<WaiterList>(future.get(), origin);
         list = made.get();
         shard.lists.Insert(*list);
       }
@@ -162,6 +163,22 @@ class WaiterList final : public c10::intrusive_ptr_target, public Table::Entry {
     waiter.list_ = nullptr;
   }
 
+  static WaiterList* Find(const Shard& shard, Key future) {
+    return static_cast<WaiterList*>(shard.lists.Find(future));
+  }
+
+  bool empty() const { return last_ == nullptr; }
+  Origin origin = Origin::kAnything;
+  std::shared_ptr<Source> source;
+
+  bool RunsCallbacks() const {
+    Waiter* const last = last_;
+    for (Waiter* w = last ? last->next_ : nullptr; w; w = w == last ? nullptr : w->next_) {
+      if (w->RunsCallbacks()) return true;
+    }
+    return false;
+  }
+
   void ForgetThreads() {
     Waiter* const last = last_;
     for (Waiter* w = last ? last->next_ : nullptr; w;) {
@@ -174,7 +191,7 @@ class WaiterList final : public c10::intrusive_ptr_target, public Table::Entry {
  private:
   bool IsInherited() const {
     if (fork_generation_ == ForkGeneration()) return false;
-    if (!promised_) return true;
+    if (origin == Origin::kAnything) return true;
     throw DTorchError(
         "expected a future of this process, got one whose promise was made before the process "
         "forked: only the parent process can complete it. Make the promise in the process that "
@@ -202,19 +219,22 @@ class WaiterList final : public c10::intrusive_ptr_target, public Table::Entry {
   void Complete() {
     std::vector<std::shared_ptr<Waker>> wakers;
     std::vector<std::shared_ptr<void>> keep;  // dropped behind the lock
+    std::shared_ptr<Source> spent;            // the same
     {
       Shard& shard = ShardOf(key());
       std::lock_guard<std::mutex> lock(shard.mutex);
       shard.lists.Erase(*this);
+      spent = std::move(source);
       while (Waiter* w = PopFront()) {
         if (w->keep_alive_) keep.push_back(std::move(w->keep_alive_));
         if (auto waker = w->Notify()) wakers.push_back(std::move(waker));  // may be the end of *w
       }
     }
+    if (wakers.empty()) return;
+    DeferCallbacks deferred;  // of one group they may block: all other groups come first
     for (auto& waker : wakers) waker->Wake();
   }
 
-  const bool promised_;
   const uint32_t fork_generation_;
   Waiter* last_ = nullptr;  // of a ring
 };
@@ -233,34 +253,114 @@ void ForgetThreadsInChild() {
 }  // namespace
 
 Waker::~Waker() = default;
+Source::~Source() = default;
 
 Waiter::~Waiter() = default;
 
 bool Waiter::LinkTo(const FuturePtr& future, std::shared_ptr<void> keep_alive) {
-  return WaiterList::Link(future, this, std::move(keep_alive), /*promised=*/false);
+  return WaiterList::Link(future, this, std::move(keep_alive), Origin::kAnything);
 }
 
 void Waiter::Unlink() {
-  if (!lock_) return;          // never linked
-  std::shared_ptr<void> keep;  // dropped behind the lock: it may be the end of this waiter
-  std::lock_guard<std::mutex> lock(*lock_);
-  if (!list_) return;
-  keep = std::move(keep_alive_);
-  list_->Remove(*this);
+  if (!lock_) return;              // never linked
+  std::shared_ptr<void> keep;      // dropped behind the lock: it may be the end of this waiter
+  std::shared_ptr<Source> source;  // may want to know that nobody waits any more
+  {
+    std::lock_guard<std::mutex> lock(*lock_);
+    if (!list_) return;
+    keep = std::move(keep_alive_);
+    WaiterList* const list = list_;
+    list->Remove(*this);
+    if (list->empty()) source = list->source;
+  }
+  if (source) source->OnRelease();
 }
 
 void EnsureWaiterList(const FuturePtr& future) {
-  WaiterList::Link(future, nullptr, nullptr, /*promised=*/false);
+  WaiterList::Link(future, nullptr, nullptr, Origin::kAnything);
 }
+
+void PrepareForWaiters(const FuturePtr& future, Origin origin) {
+  WaiterList::Link(future, nullptr, nullptr, origin);
+}
+
+namespace {
+
+// What `function` gives for the list of `future`, under its lock; `otherwise` if there is none.
+template <typename F, typename T>
+T WithList(Key future, const F& function, T otherwise) {
+  Shard& shard = ShardOf(future);
+  std::lock_guard<std::mutex> lock(shard.mutex);
+  WaiterList* list = WaiterList::Find(shard, future);
+  return list ? function(*list) : std::move(otherwise);
+}
+
+}  // namespace
 
 bool HasWaiterList(const FuturePtr& future) {
-  Shard& shard = ShardOf(future.get());
-  std::lock_guard<std::mutex> lock(shard.mutex);
-  return shard.lists.Find(future.get()) != nullptr;
+  return WithList(future.get(), [](WaiterList&) { return true; }, false);
 }
 
-void PrepareForWaiters(const FuturePtr& future) {
-  WaiterList::Link(future, nullptr, nullptr, /*promised=*/true);
+bool HasWaiters(const FuturePtr& future) {
+  return WithList(future.get(), [](WaiterList& list) { return !list.empty(); }, false);
+}
+
+bool HasWaitersThatRunCallbacks(const FuturePtr& future) {
+  return WithList(future.get(), [](WaiterList& list) { return list.RunsCallbacks(); }, false);
+}
+
+Origin OriginOf(const FuturePtr& future) {
+  return WithList(future.get(), [](WaiterList& list) { return list.origin; }, Origin::kAnything);
+}
+
+void SetOrigin(const FuturePtr& future, Origin origin) {
+  WithList(future.get(), [&](WaiterList& list) { return (list.origin = origin); }, origin);
+}
+
+std::shared_ptr<Source> SetSource(const FuturePtr& future, std::shared_ptr<Source> source) {
+  EnsureWaiterList(future);
+  return WithList(
+      future.get(),
+      [&](WaiterList& list) {
+        if (!list.source) list.source = std::move(source);
+        return list.source;
+      },
+      std::shared_ptr<Source>());
+}
+
+std::shared_ptr<Source> SourceOf(const FuturePtr& future) {
+  return WithList(
+      future.get(), [](WaiterList& list) { return list.source; }, std::shared_ptr<Source>());
+}
+
+namespace {
+DropFunction drop_function = nullptr;
+}
+
+void SetDropFunction(DropFunction drop) { drop_function = drop; }
+
+void ReleaseFuture(FuturePtr future) {
+  if (!future) return;
+  if (future->completed()) {
+    if (drop_function && future.use_count() == 1) drop_function(std::move(future));
+    return;
+  }
+  const std::shared_ptr<Source> source = SourceOf(future);
+  future.reset();  // first, or of two holders that go at once neither would be the last
+  if (source) source->OnRelease();
+}
+
+std::vector<FuturePtr> FindPromisesWithoutSource() {
+  std::vector<FuturePtr> promises;
+  for (Shard& shard : Shards()) {
+    std::lock_guard<std::mutex> lock(shard.mutex);
+    shard.lists.ForEach([&](Table::Entry& entry) {
+      auto& list = static_cast<WaiterList&>(entry);
+      if (list.origin != Origin::kPromise || list.source) return;
+      promises.push_back(FuturePtr::reclaim_copy(const_cast<c10::ivalue::Future*>(list.key())));
+    });
+  }
+  return promises;
 }
 
 }  // namespace dtorch

@@ -7,18 +7,35 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 namespace dtorch {
 
 using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
 class WaiterList;
+class Alarm;
+
+/// Where the value of a pending future comes from, if it is not set by somebody in this process.
+/// The future keeps it for as long as it is pending, and drops it when it is complete, or with
+/// itself: the destructor is where what was asked for is given back.
+class DTORCH_API Source {
+ public:
+  virtual ~Source();
+
+  /// A holder of the pending future has gone: see ReleaseFuture().
+  virtual void OnRelease() = 0;
+
+  /// For a thread that is about to wait for the future: what wakes it when the value is there, so
+  /// that it need not wait for another thread to see that first. nullptr if there is none.
+  virtual std::unique_ptr<Alarm> Listen() = 0;
+};
 
 /// Work that a notification leaves to be done once no lock is held.
 class DTORCH_API Waker {
  public:
   virtual ~Waker();
-  /// Runs in the completing thread, without locks. May take the host's lock; must not block.
+  /// Runs in the completing thread, without locks; may complete other futures.
   virtual void Wake() = 0;
 };
 
@@ -57,6 +74,9 @@ class DTORCH_API Waiter {
   /// host's lock. What needs more is returned, and is woken outside of the lock.
   virtual std::shared_ptr<Waker> Notify() noexcept = 0;
 
+  /// Whether being notified may run callbacks of the user.
+  virtual bool RunsCallbacks() const { return false; }
+
  private:
   friend class WaiterList;
   const bool of_thread_;
@@ -67,10 +87,38 @@ class DTORCH_API Waiter {
   std::shared_ptr<void> keep_alive_;
 };
 
+/// What a future of ours depends on: tells what becomes of it in a forked child.
+enum class Origin : uint8_t {
+  kAnything,  // a future that torch has made, say
+  kPromised,  // something that only this process can do
+  kPromise,   // a promise of this process, which may leave it
+};
+
 /// Makes the list of a new future of ours at once, so that its waiters are notified before any
-/// callback of the user, which may block; and so that a forked child knows the future as one of
-/// its parent's.
-DTORCH_API void PrepareForWaiters(const FuturePtr& future);
+/// callback of the user, which may block.
+DTORCH_API void PrepareForWaiters(const FuturePtr& future, Origin origin);
+
+/// kAnything unless a pending future was prepared as something else.
+DTORCH_API Origin OriginOf(const FuturePtr& future);
+DTORCH_API void SetOrigin(const FuturePtr& future, Origin origin);
+
+/// The source that the future has then: an earlier one if there is one, nullptr if it is complete.
+DTORCH_API std::shared_ptr<Source> SetSource(const FuturePtr& future,
+                                             std::shared_ptr<Source> source);
+DTORCH_API std::shared_ptr<Source> SourceOf(const FuturePtr& future);
+
+/// Drops a share of a future, and tells its source, if it is pending and has one: that has a share
+/// too, and gives it up if it is the last.
+DTORCH_API void ReleaseFuture(FuturePtr future);
+
+/// What drops the last share of a complete future, if the binding that knows the host's objects has
+/// installed it: such an object, as the value, may not be dropped in a destructor everywhere.
+using DropFunction = void (*)(FuturePtr future);
+DTORCH_API void SetDropFunction(DropFunction drop);
+
+/// The pending futures of origin kPromise that have no source. A promise changes the origin before
+/// it drops its share.
+DTORCH_API std::vector<FuturePtr> FindPromisesWithoutSource();
 
 /// Makes the list of any future, if it is pending and has none: before a callback of the user is
 /// hung on it. In a forked child throws DTorchError, as Waiter::LinkTo() does.
@@ -78,5 +126,9 @@ DTORCH_API void EnsureWaiterList(const FuturePtr& future);
 
 /// Whether the callback that feeds a list of waiters hangs on `future`.
 bool HasWaiterList(const FuturePtr& future);
+
+/// Whether that list has anybody in it; anybody whose notification may run callbacks of the user.
+bool HasWaiters(const FuturePtr& future);
+bool HasWaitersThatRunCallbacks(const FuturePtr& future);
 
 }  // namespace dtorch

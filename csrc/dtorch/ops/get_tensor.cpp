@@ -16,20 +16,22 @@ void CheckSource(const at::Tensor& self, const char* op) {
   CheckDevice(self.device(), op);
 }
 
+// What the future is to hold: `self`, or a copy, which autograd records where it does.
+at::Tensor Fetched(const at::Tensor& self, std::optional<c10::Device> device, bool copy) {
+  constexpr char kOp[] = "get_tensor_async";
+  CheckSource(self, kOp);
+  if (device && !IsSameDevice(*device, self.device())) {
+    CheckDevice(*device, kOp);
+    return self.to(*device);
+  }
+  return copy ? self.clone() : self;
+}
+
 }  // namespace
 
 FuturePtr GetTensorAsyncKernel(const at::Tensor& self, std::optional<c10::Device> device,
                                bool copy) {
-  constexpr char kOp[] = "get_tensor_async";
-  CheckSource(self, kOp);
-  at::Tensor value = self;
-  if (device && !IsSameDevice(*device, self.device())) {
-    CheckDevice(*device, kOp);
-    value = self.to(*device);
-  } else if (copy) {
-    value = self.clone();
-  }
-  return MakeCompletedFuture(c10::TensorType::get(), std::move(value));
+  return MakeCompletedFuture(c10::TensorType::get(), Fetched(self, device, copy));
 }
 
 void GetTensorAsyncAutogradKernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
@@ -47,12 +49,7 @@ void GetTensorAsyncAutogradKernel(const c10::OperatorHandle& op, c10::DispatchKe
   }
   const at::Tensor& self = peek(*stack, 0, 3).toTensor();
   if (self.requires_grad() && at::GradMode::is_enabled()) {
-    at::Tensor value = self;
-    if (device && !IsSameDevice(*device, self.device())) {
-      value = self.to(*device);
-    } else if (copy) {
-      value = self.clone();
-    }
+    at::Tensor value = Fetched(self, device, copy);
     torch::jit::drop(*stack, 3);
     torch::jit::push(*stack, std::move(value), c10::IValue(), false);
   }

@@ -44,9 +44,11 @@ torch::class_<State> DefinePromise(torch::Library& m, const char* name) {
 
 TORCH_LIBRARY(dtorch, m) {
   DefinePromise<TensorPromiseState>(m, "TensorPromise")
-      .def("set_value", [](const c10::intrusive_ptr<TensorPromiseState>& self, at::Tensor value) {
-        self->Set(std::move(value));
-      });
+      .def("set_value", [](const c10::intrusive_ptr<TensorPromiseState>& self,
+                           at::Tensor value) { self->Set(std::move(value)); })
+      .def("empty",
+           [](const c10::intrusive_ptr<TensorPromiseState>& self, std::vector<int64_t> size,
+              at::ScalarType dtype) { return self->Empty(size, dtype); });
   DefinePromise<VoidPromiseState>(m, "VoidPromise")
       .def("set_value", [](const c10::intrusive_ptr<VoidPromiseState>& self) { self->Set(); });
 
@@ -75,6 +77,20 @@ TORCH_LIBRARY_IMPL(dtorch, CompositeExplicitAutograd, m) {
 TORCH_LIBRARY_IMPL(dtorch, Autograd, m) {
   m.impl("get_tensor_async",
          torch::CppFunction::makeFromBoxedFunction<&GetTensorAsyncAutogradKernel>());
+  m.impl("get_tensor", torch::CppFunction::makeFallthrough());
+}
+
+// A lazily conjugated or negated tensor is handed on as it is, not resolved into a copy.
+TORCH_LIBRARY_IMPL(dtorch, Conjugate, m) {
+  m.impl("get_tensor_async", torch::CppFunction::makeFallthrough());
+  m.impl("get_tensor", torch::CppFunction::makeFallthrough());
+}
+TORCH_LIBRARY_IMPL(dtorch, Negative, m) {
+  m.impl("get_tensor_async", torch::CppFunction::makeFallthrough());
+  m.impl("get_tensor", torch::CppFunction::makeFallthrough());
+}
+TORCH_LIBRARY_IMPL(dtorch, ZeroTensor, m) {
+  m.impl("get_tensor_async", torch::CppFunction::makeFallthrough());
   m.impl("get_tensor", torch::CppFunction::makeFallthrough());
 }
 

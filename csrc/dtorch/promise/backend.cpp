@@ -5,7 +5,6 @@ namespace {
 Backend* file_backend = nullptr;
 }
 
-OwnerEnd::~OwnerEnd() = default;
 ProducerEnd::~ProducerEnd() = default;
 Backend::~Backend() = default;
 

@@ -1,7 +1,9 @@
 #pragma once
 
 #include "dtorch/base/api.h"
+#include "dtorch/future/waiter_list.h"
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
 #include <exception>
@@ -12,19 +14,33 @@
 // it in a folder of its own and registers itself when the library is loaded.
 namespace dtorch {
 
-class PromiseState;
-
-/// The end that stays with the owner of a promise whose token was made. Thread-safe.
-class DTORCH_API OwnerEnd {
+/// The end that stays with the owner of a promise that other processes may fulfil: the source of
+/// its future, which keeps it. Goes away when the future is complete, or nobody has it any more:
+/// then the promise is taken back from wherever it has travelled. Thread-safe.
+class DTORCH_API OwnerEnd : public Source {
  public:
-  virtual ~OwnerEnd();
+  /// Text for another process. From now on the owner's own objects do not keep the promise alive.
   virtual std::string Token() = 0;
-  /// Takes the promise back, for the owner to fulfil. False if a producer was faster.
-  virtual bool Retract() = 0;
+
+  /// Takes the promise back, for the owner to fulfil or cancel. False if a producer was faster.
+  enum class Purpose { kFulfil, kCancel };
+  virtual bool Retract(Purpose purpose) = 0;
+
+  /// Whether it can still be fulfilled. Only looks; in a forked child, too.
+  virtual bool IsPending() const = 0;
+
+  /// The owner's own object has gone. Breaks the promise if it never left but by a fork, and no
+  /// forked child has it either.
+  virtual void OwnerDropped() = 0;
+
+  /// The owner's process has unpickled a token of its own: it is a producer like any other, until
+  /// each Hold() is followed by a Drop().
+  virtual void Hold() = 0;
+  virtual void Drop() = 0;
 };
 
-/// The end in a process that has unpickled the token. Going away unset it drops the promise, which
-/// breaks it if no other producer holds it. Thread-safe.
+/// The end in a process that has unpickled the token, or has inherited the promise by a fork. Going
+/// away unset it drops the promise, which breaks it if no other producer holds it. Thread-safe.
 class DTORCH_API ProducerEnd {
  public:
   virtual ~ProducerEnd();
@@ -34,22 +50,37 @@ class DTORCH_API ProducerEnd {
   /// returned, the value is safe, whatever becomes of this process.
   virtual void SetValue(const c10::IValue& value) = 0;
   virtual void SetError(const std::exception_ptr& error) = 0;
-  virtual bool IsPending() = 0;
+  /// Only looks; in a forked child, too.
+  virtual bool IsPending() const = 0;
+
+  /// Memory that a value can be computed straight into: SetValue() with the very tensor copies
+  /// nothing.
+  virtual at::Tensor Lend(at::IntArrayRef size, c10::ScalarType dtype) = 0;
+
+  /// In a forked child, where this object is of no use: one of its own. Reads only what never
+  /// changes.
+  virtual std::unique_ptr<ProducerEnd> Reopen() const = 0;
 };
 
 class DTORCH_API Backend {
  public:
   virtual ~Backend();
-  /// Lets the promise be fulfilled from elsewhere; events from there complete it.
-  virtual std::unique_ptr<OwnerEnd> Export(c10::intrusive_ptr<PromiseState> promise) = 0;
+  /// The owner's end of the promise of `future`, made if there is none: events from elsewhere
+  /// complete the future then. nullptr if the future is complete. std::runtime_error, which says
+  /// why, if the promise cannot leave the process.
+  virtual std::shared_ptr<OwnerEnd> Export(const FuturePtr& future) = 0;
 
-  /// What a token leads to: the promise itself where it comes from this process, else an end.
+  /// What a token leads to: a future of this process and its end, or a producer's end.
   struct Imported {
-    c10::intrusive_ptr<PromiseState> promise;
-    std::unique_ptr<ProducerEnd> end;
+    FuturePtr future;
+    std::shared_ptr<OwnerEnd> owner_end;
+    std::unique_ptr<ProducerEnd> producer_end;
   };
-  /// std::runtime_error, which says why, if this backend cannot reach the owner.
+  /// DTorchError, which says why, if this backend cannot reach the owner.
   virtual Imported Import(const std::string& token, bool has_value) = 0;
+
+  /// In a forked child: an end of the promise whose owner's end `inherited` was the parent's.
+  virtual std::unique_ptr<ProducerEnd> Inherit(const OwnerEnd& inherited) = 0;
 };
 
 DTORCH_API void SetFileBackend(Backend* backend);

@@ -22,6 +22,11 @@ class DTORCH_API TensorPromise {
   /// PromiseAlreadySatisfiedError if it was set or cancelled before.
   void SetValue(at::Tensor value) const { state_->Set(std::move(value)); }
   void SetException(std::exception_ptr error) const { state_->SetError(std::move(error)); }
+  /// Memory that a value can be computed straight into: SetValue() with the very tensor copies
+  /// nothing where the promise came from another process. What is written to it later shows there.
+  at::Tensor Empty(at::IntArrayRef size, c10::ScalarType dtype = c10::kFloat) const {
+    return state_->Empty(size, dtype);
+  }
   /// As std::runtime_error.
   void SetException(const std::string& message) const;
   /// Fails the future with CancelledError. False if the promise was fulfilled before.

@@ -2,10 +2,13 @@
 
 #include "dtorch/base/error.h"
 #include "dtorch/base/fork.h"
+#include "dtorch/base/host.h"
 #include "dtorch/future/complete.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/jit_type.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
 #include <mutex>
@@ -14,8 +17,8 @@
 namespace dtorch {
 namespace {
 
-// Serialises the making of first tokens, which is rare.
-std::mutex& ExportMutex() {
+// Serialises what is rare: first tokens, and first uses of inherited promises.
+std::mutex& RareMutex() {
   static auto* mutex = [] {
     auto* made = new std::mutex;
     HoldAcrossFork(*made);
@@ -24,14 +27,14 @@ std::mutex& ExportMutex() {
   return *mutex;
 }
 
-constexpr char kSatisfied[] =
-    "the promise has been fulfilled before: it takes one value or one error";
+// The end of a promise that has left, or may have left, its process. Only of promises.
+std::shared_ptr<OwnerEnd> EndOf(const FuturePtr& future) {
+  return std::static_pointer_cast<OwnerEnd>(SourceOf(future));
+}
 
 template <typename State>
-c10::intrusive_ptr<State> Import(const std::string& token, bool has_value) {
-  Backend::Imported imported = FileBackend().Import(token, has_value);
-  if (!imported.promise) return c10::make_intrusive<State>(std::move(imported.end));
-  return c10::static_intrusive_pointer_cast<State>(std::move(imported.promise));
+c10::intrusive_ptr<State> FromTokenImpl(const std::string& token, bool has_value) {
+  return c10::make_intrusive<State>(FileBackend().Import(token, has_value));
 }
 
 }  // namespace
@@ -39,30 +42,48 @@ c10::intrusive_ptr<State> Import(const std::string& token, bool has_value) {
 PromiseState::PromiseState(c10::TypePtr value_type, PromiseMode mode)
     : future_(c10::make_intrusive<c10::ivalue::Future>(std::move(value_type))),
       fork_generation_(ForkGeneration()),
-      mode_(mode) {
-  PrepareForWaiters(future_);
+      mode_(mode),
+      of_token_(false) {
+  PrepareForWaiters(future_, mode == PromiseMode::kMemory ? Origin::kPromised : Origin::kPromise);
 }
 
-PromiseState::PromiseState(std::unique_ptr<ProducerEnd> producer)
-    : producer_(std::move(producer)),
+PromiseState::PromiseState(Backend::Imported imported)
+    : future_(std::move(imported.future)),
+      producer_(std::move(imported.producer_end)),
       fork_generation_(ForkGeneration()),
-      mode_(PromiseMode::kFile) {}
+      mode_(PromiseMode::kFile),
+      of_token_(true) {
+  if (imported.owner_end) imported.owner_end->Hold();
+}
 
 PromiseState::~PromiseState() {
+  delete inherited_.load();
   if (fork_generation_ != ForkGeneration()) {
     // What another process's ends stand for is that process's to give back.
-    (void)const_cast<std::unique_ptr<ProducerEnd>&>(producer_).release();
+    (void)producer_.release();
     return;
   }
-  delete owner_end_.load();
-  if (!future_ || !TryLeavePending(Status::kSatisfied)) return;
-  CompleteWithError(future_, std::make_exception_ptr(BrokenPromiseError(
-                                 "the promise was dropped by its last holder without a value: "
-                                 "set_value or set_exception must be called before that")));
+  if (!future_) return;
+  if (!of_token_) SetOrigin(future_, Origin::kPromised);
+  if (const auto end = EndOf(future_)) {
+    of_token_ ? end->Drop() : end->OwnerDropped();
+    ReleaseFuture(std::move(future_));
+    return;
+  }
+  if (!of_token_ && TryLeavePending(Status::kSatisfied)) {
+    CompleteWithError(future_, std::make_exception_ptr(BrokenPromiseError(
+                                   "the promise was dropped by its last holder without a value: "
+                                   "set_value or set_exception must be called before that")));
+  }
+  ReleaseFuture(std::move(future_));
 }
 
-bool PromiseState::has_value() const {
-  return dynamic_cast<const TensorPromiseState*>(this) != nullptr;
+void PromiseState::SetMode(PromiseMode mode) {
+  PromiseMode unset = PromiseMode::kUnset;
+  if (!mode_.compare_exchange_strong(unset, mode)) {
+    throw DTorchError("__init__ has been called on this promise before");
+  }
+  if (mode == PromiseMode::kMemory) SetOrigin(future_, Origin::kPromised);
 }
 
 bool PromiseState::TryLeavePending(Status to) {
@@ -70,109 +91,121 @@ bool PromiseState::TryLeavePending(Status to) {
   return status_.compare_exchange_strong(expected, to);
 }
 
-void PromiseState::CheckProcess() const {
-  if (fork_generation_ == ForkGeneration()) return;
-  throw DTorchError(
-      "expected a promise of this process, got one that was made or unpickled before the process "
-      "forked: use it in the parent, or pickle it and unpickle it here.");
+ProducerEnd* PromiseState::producer() const {
+  if (fork_generation_ == ForkGeneration()) return producer_.get();
+  if (ProducerEnd* end = inherited_.load()) return end;
+  std::lock_guard<std::mutex> lock(RareMutex());
+  if (ProducerEnd* end = inherited_.load()) return end;
+  std::unique_ptr<ProducerEnd> end;
+  if (producer_) {
+    end = producer_->Reopen();
+  } else if (const auto parents = EndOf(future_)) {
+    end = FileBackend().Inherit(*parents);
+  } else if (future_->completed() || status_.load() != Status::kPending) {
+    ThrowSatisfied();
+  } else {
+    throw DTorchError(
+        "expected a promise that this process can fulfil, got one that it has inherited by a fork "
+        "and that cannot leave its process, which is of mode 'memory', say: make it with mode "
+        "'auto' or 'file', or use it in the parent");
+  }
+  inherited_.store(end.get());
+  return end.release();
+}
+
+void PromiseState::Adopt() {
+  if (fork_generation_ != ForkGeneration()) producer();
 }
 
 const FuturePtr& PromiseState::future() const {
-  if (future_) return future_;
+  if (future_ && fork_generation_ == ForkGeneration()) return future_;
   throw DTorchError(
-      "expected a promise of this process, got one that was unpickled: its future stays with the "
-      "process that made it; pass the future's value on, or make a promise here");
+      "expected a promise of this process, got one that was unpickled, or inherited by a fork: its "
+      "future stays with the process that made it; pass the future's value on, or make a promise "
+      "here");
 }
 
 bool PromiseState::is_pending() const {
-  return producer_ ? producer_->IsPending()
-                   : status_.load() == Status::kPending && !future_->completed();
+  // To look at an inherited promise does not make a forked child a producer of it.
+  if (const ProducerEnd* end = inherited_.load()) return end->IsPending();
+  if (producer_) return producer_->IsPending();
+  if (status_.load() != Status::kPending || future_->completed()) return false;
+  const auto end = EndOf(future_);
+  return fork_generation_ == ForkGeneration() || !end || end->IsPending();
 }
 
 std::string PromiseState::Token() {
-  CheckProcess();
-  if (producer_) return producer_->Token();
-  if (mode_ == PromiseMode::kMemory) {
+  if (ProducerEnd* end = producer()) return end->Token();
+  if (mode_.load() == PromiseMode::kMemory) {
     throw DTorchError(
         "expected a promise that can leave its process, got one of mode 'memory', which cannot: "
         "make it with mode 'auto' or 'file'");
   }
-  if (status_.load() != Status::kPending) throw PromiseAlreadySatisfiedError(kSatisfied);
-  std::lock_guard<std::mutex> lock(ExportMutex());
-  OwnerEnd* end = owner_end_.load();
+  if (!is_pending()) ThrowSatisfied();
+  std::shared_ptr<OwnerEnd> end = EndOf(future_);
   if (!end) {
-    end = FileBackend().Export(c10::intrusive_ptr<PromiseState>::reclaim_copy(this)).release();
-    owner_end_.store(end);
-    // Fulfilled by another thread meanwhile, which did not see the end: nobody shall wait for it.
-    if (status_.load() != Status::kPending) {
-      end->Retract();
-      throw PromiseAlreadySatisfiedError(kSatisfied);
-    }
+    std::lock_guard<std::mutex> lock(RareMutex());
+    end = FileBackend().Export(future_);
+    // Fulfilled by another thread meanwhile, which may not have seen the end: nobody shall wait for
+    // what was made too late.
+    if (end && status_.load() != Status::kPending) end->Retract(OwnerEnd::Purpose::kFulfil);
   }
+  if (!end || !is_pending()) ThrowSatisfied();
   return end->Token();
 }
 
-void PromiseState::Claim() {
-  CheckProcess();
-  OwnerEnd* end = owner_end_.load();
-  const bool ours = (!end || end->Retract()) && !future_->completed();
-  if (ours && TryLeavePending(Status::kSatisfied)) {
-    if (!end && (end = owner_end_.load())) end->Retract();  // exported in this very moment
-    return;
-  }
+void PromiseState::ThrowSatisfied() const {
   throw PromiseAlreadySatisfiedError(
       status_.load() == Status::kCancelled
           ? "the promise was cancelled by its owner: nobody waits for this value any more"
-          : kSatisfied);
+          : "the promise has been fulfilled before: it takes one value or one error");
+}
+
+bool PromiseState::TryClaim(Status to) {
+  const auto purpose =
+      to == Status::kCancelled ? OwnerEnd::Purpose::kCancel : OwnerEnd::Purpose::kFulfil;
+  const auto end = EndOf(future_);
+  if (end && !end->Retract(purpose)) return false;
+  if (future_->completed() || !TryLeavePending(to)) return false;
+  if (!end) {
+    if (const auto exported_just_now = EndOf(future_)) exported_just_now->Retract(purpose);
+  }
+  return true;
 }
 
 void PromiseState::SetValue(c10::IValue value) {
-  if (producer_) {
-    CheckProcess();
-    producer_->SetValue(value);
+  if (ProducerEnd* end = producer()) {
+    HostUnlocked unlocked;  // a copy takes time
+    end->SetValue(value);
     return;
   }
-  Claim();
+  if (!TryClaim(Status::kSatisfied)) ThrowSatisfied();
   CompleteWithValue(future_, std::move(value));
 }
 
 void PromiseState::SetError(std::exception_ptr error) {
-  if (producer_) {
-    CheckProcess();
-    producer_->SetError(error);
+  if (ProducerEnd* end = producer()) {
+    HostUnlocked unlocked;
+    end->SetError(error);
     return;
   }
-  Claim();
+  if (!TryClaim(Status::kSatisfied)) ThrowSatisfied();
   CompleteWithError(future_, std::move(error));
 }
 
 bool PromiseState::Cancel() {
-  CheckProcess();
   future();  // throws where it is not
-  OwnerEnd* end = owner_end_.load();
-  if (end && !end->Retract()) return false;
-  if (!TryLeavePending(Status::kCancelled)) return false;
+  if (!TryClaim(Status::kCancelled)) return false;
   CompleteWithError(
       future_, std::make_exception_ptr(CancelledError("the promise was cancelled by its owner")));
   return true;
 }
 
-void PromiseState::Deliver(c10::IValue value) {
-  if (TryLeavePending(Status::kSatisfied)) CompleteWithValue(future_, std::move(value));
-}
-
-void PromiseState::DeliverError(std::exception_ptr error) {
-  if (TryLeavePending(Status::kSatisfied)) CompleteWithError(future_, std::move(error));
-}
-
 TensorPromiseState::TensorPromiseState(PromiseMode mode)
     : PromiseState(c10::TensorType::get(), mode) {}
 
-TensorPromiseState::TensorPromiseState(std::unique_ptr<ProducerEnd> producer)
-    : PromiseState(std::move(producer)) {}
-
 c10::intrusive_ptr<TensorPromiseState> TensorPromiseState::FromToken(const std::string& token) {
-  return Import<TensorPromiseState>(token, /*has_value=*/true);
+  return FromTokenImpl<TensorPromiseState>(token, /*has_value=*/true);
 }
 
 void TensorPromiseState::Set(at::Tensor value) {
@@ -182,13 +215,17 @@ void TensorPromiseState::Set(at::Tensor value) {
   SetValue(std::move(value));
 }
 
+at::Tensor TensorPromiseState::Empty(at::IntArrayRef size, c10::ScalarType dtype) {
+  TORCH_CHECK_VALUE(!c10::isQIntType(dtype) && dtype != c10::ScalarType::Undefined,
+                    "empty: dtype: expected that of a plain tensor, got ", dtype);
+  if (ProducerEnd* end = producer()) return end->Lend(size, dtype);
+  return at::empty(size, at::TensorOptions().dtype(dtype));
+}
+
 VoidPromiseState::VoidPromiseState(PromiseMode mode) : PromiseState(c10::NoneType::get(), mode) {}
 
-VoidPromiseState::VoidPromiseState(std::unique_ptr<ProducerEnd> producer)
-    : PromiseState(std::move(producer)) {}
-
 c10::intrusive_ptr<VoidPromiseState> VoidPromiseState::FromToken(const std::string& token) {
-  return Import<VoidPromiseState>(token, /*has_value=*/false);
+  return FromTokenImpl<VoidPromiseState>(token, /*has_value=*/false);
 }
 
 void VoidPromiseState::Set() { SetValue(c10::IValue()); }

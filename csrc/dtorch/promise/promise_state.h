@@ -16,6 +16,7 @@ namespace dtorch {
 
 /// Where a promise may be fulfilled.
 enum class PromiseMode : uint8_t {
+  kUnset,   // as kAuto, until SetMode()
   kAuto,    // in this process, and wherever it travels
   kMemory,  // in this process alone
   kFile,    // in any process of this machine
@@ -31,17 +32,21 @@ enum class PromiseMode : uint8_t {
 /// promise is pending breaks it: the future fails with BrokenPromiseError.
 ///
 /// A promise is at home in the process that made it. Making its token lets other processes fulfil
-/// it, through a backend; the backend then keeps this object until the promise is fulfilled, broken
-/// or cancelled. In a process that has unpickled the token the object has no future: it hands what
-/// is set to the backend.
+/// it, through a backend, whose end is then the source of the future; from there on this object
+/// may go without breaking it. In a process that has unpickled the token, and in a forked child,
+/// the object has no future: it hands what is set to the backend.
 ///
-/// Thread-safe. Completing runs the future's callbacks in the calling thread. After a fork the
-/// child's copy is inert: setting it is a DTorchError, dropping it does nothing.
+/// Thread-safe. Completing runs the future's callbacks in the calling thread.
 class DTORCH_API PromiseState : public torch::CustomClassHolder {
  public:
   PromiseState(c10::TypePtr value_type, PromiseMode mode);
-  explicit PromiseState(std::unique_ptr<ProducerEnd> producer);
+  /// Of a token.
+  explicit PromiseState(Backend::Imported imported);
   ~PromiseState() override;
+
+  /// For a binding whose objects exist before their arguments are known. DTorchError if the mode
+  /// was set before.
+  void SetMode(PromiseMode mode);
 
   void SetError(std::exception_ptr error);
 
@@ -57,27 +62,29 @@ class DTORCH_API PromiseState : public torch::CustomClassHolder {
   /// its mode forbids that, PromiseAlreadySatisfiedError if there is nothing left to fulfil.
   std::string Token();
 
-  /// For a backend: completes the future with what arrived, unless the owner was faster.
-  void Deliver(c10::IValue value);
-  void DeliverError(std::exception_ptr error);
-
-  bool has_value() const;  // a TensorPromise
+  /// In a forked child, for a promise that it was given: this process is a producer of it from now
+  /// on, whether or not it ever touches the promise. Does nothing elsewhere.
+  void Adopt();
 
  protected:
   void SetValue(c10::IValue value);
+  /// The end of a process that is not the promise's home; nullptr at home. DTorchError in a forked
+  /// child that cannot reach the home.
+  ProducerEnd* producer() const;
 
  private:
   enum class Status : uint8_t { kPending, kSatisfied, kCancelled };
 
   bool TryLeavePending(Status to);
-  void CheckProcess() const;  // throws in a forked child
-  void Claim();               // pending -> satisfied, or throws
+  bool TryClaim(Status to);  // for a completion by this process: from wherever the promise is
+  [[noreturn]] void ThrowSatisfied() const;
 
-  const FuturePtr future_;                       // null where the promise was unpickled
-  const std::unique_ptr<ProducerEnd> producer_;  // null at home
-  std::atomic<OwnerEnd*> owner_end_{nullptr};    // owned; set once, when the first token is made
+  FuturePtr future_;                                      // null where the promise was unpickled
+  std::unique_ptr<ProducerEnd> producer_;                 // null at home
+  mutable std::atomic<ProducerEnd*> inherited_{nullptr};  // owned; made in a forked child
   const uint32_t fork_generation_;
-  const PromiseMode mode_;
+  std::atomic<PromiseMode> mode_;
+  const bool of_token_;
   std::atomic<Status> status_{Status::kPending};
 };
 
@@ -85,18 +92,22 @@ class DTORCH_API PromiseState : public torch::CustomClassHolder {
 class DTORCH_API TensorPromiseState final : public PromiseState {
  public:
   explicit TensorPromiseState(PromiseMode mode = PromiseMode::kAuto);
-  explicit TensorPromiseState(std::unique_ptr<ProducerEnd> producer);
+  explicit TensorPromiseState(Backend::Imported imported) : PromiseState(std::move(imported)) {}
   static c10::intrusive_ptr<TensorPromiseState> FromToken(const std::string& token);
 
   /// In its own process `value` is delivered as it is. c10::ValueError if it is undefined.
   void Set(at::Tensor value);
+
+  /// A tensor, not initialised, that a value can be computed straight into: for a promise of
+  /// another process in the memory that both share, so that Set() with it copies nothing.
+  at::Tensor Empty(at::IntArrayRef size, c10::ScalarType dtype);
 };
 
 /// Registered as torch.classes.dtorch.VoidPromise.
 class DTORCH_API VoidPromiseState final : public PromiseState {
  public:
   explicit VoidPromiseState(PromiseMode mode = PromiseMode::kAuto);
-  explicit VoidPromiseState(std::unique_ptr<ProducerEnd> producer);
+  explicit VoidPromiseState(Backend::Imported imported) : PromiseState(std::move(imported)) {}
   static c10::intrusive_ptr<VoidPromiseState> FromToken(const std::string& token);
 
   void Set();

@@ -2,53 +2,84 @@
 
 #include "dtorch/shm/layout.h"
 
-#include <cinttypes>
-#include <cstdio>
+#include <cstring>
 #include <stdexcept>
 
 namespace dtorch::shm {
 namespace {
 
-constexpr char kFormat[] =
-    "dtorch1-%c-%" PRIu32 "-%" PRIu32 "-%" PRIu64 "-%d-%d-%32[0-9a-f]-%" PRIu32 "-%" PRIu32 "%n";
+// "dtorch2-t-" or "dtorch2-v-", then these bytes as hexadecimal digits.
+struct Packed {
+  uint32_t pid, start;
+  uint64_t pid_namespace;
+  int32_t memory_fd, bell_fd;
+  uint8_t nonce[16];
+  uint32_t slot, generation;
+};
+static_assert(sizeof(Packed) == 48);
+
+constexpr std::string_view kTensorPrefix = "dtorch2-t-";
+constexpr std::string_view kVoidPrefix = "dtorch2-v-";
+constexpr char kDigits[] = "0123456789abcdef";
+
+int DigitValue(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+  return -1;
+}
 
 }  // namespace
 
 std::string Token::ToText() const {
-  char nonce[33];
-  for (size_t i = 0; i < mailbox.nonce.size(); ++i) {
-    std::snprintf(nonce + 2 * i, 3, "%02x", mailbox.nonce[i]);
+  Packed packed{mailbox.owner.pid,
+                mailbox.owner.start,
+                mailbox.pid_namespace,
+                mailbox.memory_fd,
+                mailbox.bell_fd,
+                {},
+                slot,
+                generation};
+  std::memcpy(packed.nonce, mailbox.nonce.data(), sizeof(packed.nonce));
+  std::string text(has_value ? kTensorPrefix : kVoidPrefix);
+  const size_t start = text.size();
+  text.resize(start + 2 * sizeof(packed));
+  const auto* bytes = reinterpret_cast<const uint8_t*>(&packed);
+  for (size_t i = 0; i < sizeof(packed); ++i) {
+    text[start + 2 * i] = kDigits[bytes[i] >> 4];
+    text[start + 2 * i + 1] = kDigits[bytes[i] & 15];
   }
-  char text[256];
-  std::snprintf(text, sizeof(text),
-                "dtorch1-%c-%" PRIu32 "-%" PRIu32 "-%" PRIu64 "-%d-%d-%s-%" PRIu32 "-%" PRIu32,
-                has_value ? 't' : 'v', mailbox.owner.pid, mailbox.owner.start,
-                mailbox.pid_namespace, mailbox.memory_fd, mailbox.bell_fd, nonce, slot, generation);
   return text;
 }
 
-Token Token::FromText(const std::string& text) {
-  Token token;
-  char kind = 0;
-  char nonce[33] = {};
-  int length = -1;
-  const int fields = std::sscanf(text.c_str(), kFormat, &kind, &token.mailbox.owner.pid,
-                                 &token.mailbox.owner.start, &token.mailbox.pid_namespace,
-                                 &token.mailbox.memory_fd, &token.mailbox.bell_fd, nonce,
-                                 &token.slot, &token.generation, &length);
-  const bool whole = fields == 9 && length == static_cast<int>(text.size());
-  if (!whole || (kind != 't' && kind != 'v') || nonce[31] == 0 || token.slot >= kSlots ||
-      token.generation == 0 || token.mailbox.memory_fd < 0 || token.mailbox.bell_fd < 0) {
+Token Token::FromText(std::string_view text) {
+  const bool tensor = text.substr(0, kTensorPrefix.size()) == kTensorPrefix;
+  bool whole = (tensor || text.substr(0, kVoidPrefix.size()) == kVoidPrefix) &&
+               text.size() == kTensorPrefix.size() + 2 * sizeof(Packed);
+  Packed packed{};
+  if (whole) {
+    auto* bytes = reinterpret_cast<uint8_t*>(&packed);
+    const char* digits = text.data() + kTensorPrefix.size();
+    for (size_t i = 0; i < sizeof(packed); ++i) {
+      const int high = DigitValue(digits[2 * i]), low = DigitValue(digits[2 * i + 1]);
+      whole = whole && high >= 0 && low >= 0;
+      bytes[i] = static_cast<uint8_t>(high << 4 | low);
+    }
+  }
+  if (!whole || packed.slot >= kSlots || packed.generation == 0 || packed.memory_fd < 0 ||
+      packed.bell_fd < 0) {
     throw std::invalid_argument(
-        "token: expected what a promise's token says ('dtorch1-...'), got '" + text.substr(0, 64) +
-        "'");
+        "token: expected what a promise's token says ('dtorch2-...'), got '" +
+        std::string(text.substr(0, 64)) + "'");
   }
-  token.has_value = kind == 't';
-  for (size_t i = 0; i < token.mailbox.nonce.size(); ++i) {
-    unsigned byte = 0;
-    std::sscanf(nonce + 2 * i, "%2x", &byte);
-    token.mailbox.nonce[i] = static_cast<uint8_t>(byte);
-  }
+  Token token;
+  token.mailbox.owner = {packed.pid, packed.start};
+  token.mailbox.pid_namespace = packed.pid_namespace;
+  token.mailbox.memory_fd = packed.memory_fd;
+  token.mailbox.bell_fd = packed.bell_fd;
+  std::memcpy(token.mailbox.nonce.data(), packed.nonce, sizeof(packed.nonce));
+  token.slot = packed.slot;
+  token.generation = packed.generation;
+  token.has_value = tensor;
   return token;
 }
 

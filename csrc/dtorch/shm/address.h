@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace dtorch::shm {
 
@@ -21,7 +22,7 @@ struct Address {
   bool operator==(const Address&) const = default;
 };
 
-/// One promise of a mailbox. What travels is its text: about 100 characters without spaces.
+/// One promise of a mailbox. What travels is its text: 106 characters without spaces.
 struct Token {
   Address mailbox;
   uint32_t slot = 0;
@@ -30,7 +31,7 @@ struct Token {
 
   DTORCH_API std::string ToText() const;
   /// c10 is not known here: std::invalid_argument, which says what was expected.
-  DTORCH_API static Token FromText(const std::string& text);
+  DTORCH_API static Token FromText(std::string_view text);
 };
 
 }  // namespace dtorch::shm

@@ -1,23 +1,29 @@
 #include "dtorch/shm/attachment.h"
 
 #include "dtorch/base/fork.h"
+#include "dtorch/base/test_point.h"
+#include "dtorch/sys/futex.h"
 
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <climits>
 #include <cstring>
 #include <fcntl.h>
 #include <poll.h>
 #include <stdexcept>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 namespace dtorch::shm {
 namespace {
 
-// Freed blocks keep their pages, since touching fresh ones costs over twenty times the copy; up to
-// so many bytes in each lane.
-constexpr uint64_t kCacheLimit = uint64_t{1} << 30;
+std::atomic<uint64_t> cache_limit{uint64_t{1} << 30};
+
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
 
 constexpr uint64_t Key(uint32_t slot, uint32_t generation) {
   return uint64_t{generation} << 32 | slot;
@@ -34,6 +40,14 @@ uint64_t SizeClass(uint64_t bytes) {
 std::runtime_error Unreachable(const std::string& reason) {
   return std::runtime_error("the shared memory of the process that waits cannot be reached: " +
                             reason);
+}
+
+std::runtime_error LaneIsFull(uint64_t bytes) {
+  return std::runtime_error("expected a value that fits into this process's " +
+                            std::to_string(kLaneBytes >> 30) +
+                            " GiB of shared memory, got one of " + std::to_string(bytes) +
+                            " bytes: let the consumer drop some of the tensors that it has "
+                            "received, or send it in parts");
 }
 
 Fd OpenDescriptor(const Address& address, int number, int flags) {
@@ -54,79 +68,142 @@ Fd OpenDescriptor(const Address& address, int number, int flags) {
 
 // ---- LaneMemory ---------------------------------------------------------------------------------
 
-uint64_t LaneMemory::Allocate(uint64_t bytes) {
+LaneMemory::Allocation LaneMemory::Allocate(uint64_t bytes, User user) {
   const uint64_t size = SizeClass(bytes);
   TakeBackReturned();
-  auto& free = free_[size];
+  FreeList& free = free_[size];
   uint64_t offset = 0;
-  if (!free.empty()) {
-    offset = free.back();
-    free.pop_back();
-    cached_ -= std::min(cached_, size);
+  const bool cold = free.warm.empty();
+  if (!cold) {
+    offset = free.warm.back();
+    free.warm.pop_back();
+    cached_ -= size;
+  } else if (!free.cold.empty()) {
+    offset = free.cold.back();
+    free.cold.pop_back();
   } else if (size <= kLaneBytes - sizeof(BlockHeader) - top_) {
     offset = top_ + sizeof(BlockHeader);
     top_ = offset + size;
   } else {
-    return 0;
+    return {0, false};
   }
-  live_.emplace(offset, size);
+  live_.emplace(offset, Block{size, static_cast<uint8_t>(user)});
+  live_bytes_ += size;
   auto* header = reinterpret_cast<BlockHeader*>(base_ + offset) - 1;
   header->bytes = size;
-  return offset;
+  return {offset, cold};
 }
 
-void LaneMemory::Free(uint64_t offset) {
+bool LaneMemory::Share(uint64_t offset, User user) {
   const auto it = live_.find(offset);
-  if (it == live_.end()) return;  // nothing that was handed out: the consumer's word is not trusted
-  const uint64_t size = it->second;
+  if (it == live_.end() || it->second.users & static_cast<uint8_t>(user)) return false;
+  it->second.users |= static_cast<uint8_t>(user);
+  return true;
+}
+
+uint64_t LaneMemory::FindLent(const void* data, uint64_t bytes) const {
+  const auto* at = static_cast<const std::byte*>(data);
+  if (!base_ || at < base_ || at >= base_ + kLaneBytes) return 0;
+  const auto offset = static_cast<uint64_t>(at - base_);
+  const auto it = live_.find(offset);
+  const bool lent = it != live_.end() && it->second.size >= bytes &&
+                    it->second.users == static_cast<uint8_t>(User::kLender);
+  return lent ? offset : 0;
+}
+
+void LaneMemory::Free(uint64_t offset, User user) {
+  const auto it = live_.find(offset);
+  // Nothing that was handed out: the consumer's word is not trusted.
+  if (it == live_.end() || !(it->second.users & static_cast<uint8_t>(user))) return;
+  it->second.users &= static_cast<uint8_t>(~static_cast<uint8_t>(user));
+  if (it->second.users) return;
+  const uint64_t size = it->second.size;
   live_.erase(it);
-  if (cached_ + size > kCacheLimit) {
-    const uint64_t from = (offset + kPage - 1) / kPage * kPage;
-    const uint64_t to = (offset + size) / kPage * kPage;
-    if (from < to) {
-      fallocate(memory_fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-                static_cast<off_t>(file_offset_ + from), static_cast<off_t>(to - from));
-    }
-    free_[size].insert(free_[size].begin(), offset);  // cold: used last
+  live_bytes_ -= size;
+  FreeList& free = free_[size];
+  if (cached_ + size > cache_limit.load(std::memory_order_relaxed)) {
+    Punch(offset, size);
+    free.cold.push_back(offset);
     return;
   }
   cached_ += size;
-  free_[size].push_back(offset);
+  free.warm.push_back(offset);
+}
+
+void LaneMemory::Punch(uint64_t offset, uint64_t size) {
+  const uint64_t from = (offset + kPage - 1) / kPage * kPage;
+  const uint64_t to = (offset + size) / kPage * kPage;
+  if (from >= to) return;
+  fallocate(memory_fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
+            static_cast<off_t>(file_offset_ + from), static_cast<off_t>(to - from));
+}
+
+void LaneMemory::Trim(uint64_t limit) {
+  // Large blocks first: they are fewest.
+  for (auto it = free_.rbegin(); it != free_.rend() && cached_ > limit; ++it) {
+    auto& [size, free] = *it;
+    while (!free.warm.empty() && cached_ > limit) {
+      Punch(free.warm.front(), size);
+      free.cold.push_back(free.warm.front());
+      free.warm.erase(free.warm.begin());
+      cached_ -= size;
+    }
+  }
 }
 
 void LaneMemory::TakeBackReturned() {
   if (lane_->returned.load(std::memory_order_relaxed) == 0) return;
   uint64_t offset = lane_->returned.exchange(0);
-  // A link that leads nowhere, or in a circle, names a block that is not live any more.
-  while (offset != 0 && live_.count(offset)) {
+  while (offset != 0) {
+    // A link that leads nowhere, or in a circle, names a block that the consumer does not have.
+    const auto it = live_.find(offset);
+    if (it == live_.end() || !(it->second.users & static_cast<uint8_t>(User::kConsumer))) return;
     const uint64_t next = (reinterpret_cast<BlockHeader*>(base_ + offset) - 1)->next;
-    Free(offset);
+    Free(offset, User::kConsumer);
     offset = next;
   }
 }
 
+void SetCacheLimit(uint64_t bytes) { cache_limit.store(bytes); }
+uint64_t CacheLimit() { return cache_limit.load(); }
+
 // ---- Attachment ---------------------------------------------------------------------------------
 
-std::shared_ptr<Attachment> Attachment::To(const Address& address) {
-  struct Table {
-    std::mutex mutex;
-    uint32_t generation = ForkGeneration();
-    // Kept while the other process lives: its lane stays ours, and its memory warm.
-    std::vector<std::shared_ptr<Attachment>> attachments;
-  };
+namespace {
+
+// Of this process: what a child inherits of its parent's is left alone, mappings and all, since a
+// lane belongs to one process. Attachments are kept while the other process lives: the lane stays
+// ours, and its memory warm.
+struct Table {
+  std::mutex mutex;
+  uint32_t generation = ForkGeneration();
+  std::vector<std::shared_ptr<Attachment>> attachments;
+
+  std::vector<std::shared_ptr<Attachment>>& OfThisProcess() {
+    if (generation != ForkGeneration()) {
+      new std::vector<std::shared_ptr<Attachment>>(std::move(attachments));
+      attachments = {};
+      generation = ForkGeneration();
+    }
+    return attachments;
+  }
+};
+
+Table& Attachments() {
   static auto* table = [] {
     auto* made = new Table;
     HoldAcrossFork(made->mutex);
     return made;
   }();
-  std::lock_guard<std::mutex> lock(table->mutex);
-  auto& known = table->attachments;
-  if (table->generation != ForkGeneration()) {
-    // A lane belongs to one process: the parent's are left to it, mappings and all.
-    new std::vector<std::shared_ptr<Attachment>>(std::move(known));
-    known = {};
-    table->generation = ForkGeneration();
-  }
+  return *table;
+}
+
+}  // namespace
+
+std::shared_ptr<Attachment> Attachment::To(const Address& address) {
+  Table& table = Attachments();
+  std::lock_guard<std::mutex> lock(table.mutex);
+  auto& known = table.OfThisProcess();
   for (const auto& each : known) {
     if (each->address() == address) return each;
   }
@@ -136,13 +213,30 @@ std::shared_ptr<Attachment> Attachment::To(const Address& address) {
   return attachment;
 }
 
+std::vector<std::shared_ptr<Attachment>> Attachment::All() {
+  Table& table = Attachments();
+  std::vector<std::shared_ptr<Attachment>> dead;  // dropped behind the lock
+  std::lock_guard<std::mutex> lock(table.mutex);
+  auto& known = table.OfThisProcess();
+  for (auto& each : known) {
+    if (!each->OwnerLives()) dead.push_back(std::move(each));
+  }
+  std::erase(known, nullptr);
+  return known;
+}
+
 Attachment::Attachment(const Address& address) : address_(address) {
   if (address.pid_namespace != PidNamespace()) {
     throw Unreachable("it runs in another PID namespace (another container)");
   }
+  DTORCH_TEST_POINT("opening");
+  self_ = ThisProcess();
   owner_watch_ = WatchProcess(address.owner);
   if (!owner_watch_) {
-    throw Unreachable("process " + std::to_string(address.owner.pid) + " has ended");
+    throw Unreachable("process " + std::to_string(address.owner.pid) +
+                      (errno == ESRCH
+                           ? std::string(" has ended")
+                           : std::string(" cannot be watched: ") + std::strerror(errno)));
   }
   memory_ = OpenDescriptor(address, address.memory_fd, O_RDWR);
   struct stat info{};
@@ -163,13 +257,14 @@ Attachment::Attachment(const Address& address) : address_(address) {
   }
   // For reading too, so that a write never raises SIGPIPE when the consumer has died.
   bell_ = OpenDescriptor(address, address.bell_fd, O_RDWR | O_NONBLOCK);
+  DTORCH_TEST_POINT("opened");
   ClaimLane();
 }
 
 Attachment::~Attachment() = default;
 
 void Attachment::ClaimLane() {
-  const uint64_t self = ThisProcess().ToWord();
+  const uint64_t self = self_.ToWord();
   for (lane_ = 0; lane_ < kLanes; ++lane_) {
     uint64_t free = kFreeLane;
     if (meta_.lane(lane_).owner.compare_exchange_strong(free, self)) break;
@@ -178,13 +273,17 @@ void Attachment::ClaimLane() {
     throw Unreachable("it has " + std::to_string(kLanes) +
                       " producer processes already; let some of them end");
   }
+  DTORCH_TEST_POINT("lane claimed");
   auto& used = meta_.header().lanes_used;
   uint32_t seen = used.load();
   while (seen <= lane_ && !used.compare_exchange_weak(seen, lane_ + 1)) continue;
   meta_.header().new_lane.store(1);
+  DTORCH_TEST_POINT("lane announced");
   Ring();
 
-  const uint64_t at = kDataAt + lane_ * kLaneBytes;
+  region_ = meta_.header().next_region.fetch_add(1) % kRegions;
+  meta_.lane(lane_).region.store(region_ + 1);
+  const uint64_t at = kDataAt + uint64_t{region_} * kLaneBytes;
   lane_mapping_ = Mapping(memory_.get(), at, kLaneBytes);
   if (!lane_mapping_) throw Unreachable(std::string("mmap: ") + std::strerror(errno));
   lane_memory_ = LaneMemory(lane_mapping_.data(), &meta_.lane(lane_), memory_.get(), at);
@@ -197,41 +296,91 @@ bool Attachment::OwnerLives() const {
 
 void Attachment::Hold(uint32_t slot, uint32_t generation) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (holds_[Key(slot, generation)]++ != 0) return;
-  meta_.hold(lane_, slot).store(generation);
   Slot& place = meta_.slot(slot);
-  if (SlotWord::Unpack(place.word.load()).generation != generation) return;
-  place.held.store(generation);  // after the hold: whoever sees this one sees that
+  auto& hold = meta_.hold(lane_, slot);
   uint32_t handed_over = generation;
+  if (hold.load() == generation) {
+    ++more_holds_[Key(slot, generation)];
+    place.handed_over.compare_exchange_strong(handed_over, 0);  // it may have come back
+    return;
+  }
+  // Of an old token nothing is left to hold; a newer one's hold must stay what it is.
+  if (SlotWord::Unpack(place.word.load()).generation != generation) return;
+  DTORCH_TEST_POINT("holding");
+  if (hold.exchange(generation) == 0) ++held_;  // else one of an earlier generation went unnoticed
+  DTORCH_TEST_POINT("hold stored");
+  // After the hold: whoever sees these sees that. The slot may be in use again already.
+  uint32_t held = place.held.load();
+  while (IsLater(generation, held) && !place.held.compare_exchange_weak(held, generation)) continue;
   place.handed_over.compare_exchange_strong(handed_over, 0);
+  DTORCH_TEST_POINT("held");
 }
 
 void Attachment::Drop(uint32_t slot, uint32_t generation) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  const auto it = holds_.find(Key(slot, generation));
-  if (it == holds_.end() || --it->second != 0) return;
-  holds_.erase(it);
-  auto& hold = meta_.hold(lane_, slot);
+  std::unique_lock<std::mutex> lock(mutex_);
+  const auto more = more_holds_.find(Key(slot, generation));
+  if (more != more_holds_.end()) {
+    if (--more->second == 0) more_holds_.erase(more);
+    return;
+  }
+  if (meta_.hold(lane_, slot).load() != generation) return;
+  --held_;
+  // Whoever finds this process dead finds what it was about.
+  auto& dropping = meta_.lane(lane_).dropping;
+  dropping.store(slot + 1);
+  DTORCH_TEST_POINT("dropping");
   uint32_t expected = generation;
-  if (!hold.compare_exchange_strong(expected, 0)) return;
-  if (IsPending(slot, generation)) Attend(slot);
+  const bool held = meta_.hold(lane_, slot).compare_exchange_strong(expected, 0);
+  DTORCH_TEST_POINT("hold dropped");
+  if (held && IsPending(slot, generation)) Attend(slot);
+  dropping.store(0);
+  const bool unused = held_ == 0;
+  lock.unlock();
+  // Nothing else may come that finds out: the memory of the dead is not kept.
+  if (unused && !OwnerLives()) Forget();
+}
+
+void Attachment::Forget() {
+  std::shared_ptr<Attachment> keep;  // until the lock is free
+  Table& table = Attachments();
+  std::lock_guard<std::mutex> lock(table.mutex);
+  auto& known = table.OfThisProcess();
+  const auto it = std::find_if(known.begin(), known.end(),
+                               [this](const auto& each) { return each.get() == this; });
+  if (it == known.end()) return;
+  keep = std::move(*it);
+  known.erase(it);
 }
 
 void Attachment::HandOver(uint32_t slot, uint32_t generation) {
-  if (IsPending(slot, generation)) meta_.slot(slot).handed_over.store(generation);
+  if (!IsPending(slot, generation)) return;
+  Slot& place = meta_.slot(slot);
+  uint32_t seen = place.handed_over.load();
+  while ((seen == 0 || IsLater(generation, seen)) &&
+         !place.handed_over.compare_exchange_weak(seen, generation)) {
+    continue;
+  }
+  DTORCH_TEST_POINT("handing over");
+  place.handovers.fetch_add(1);  // after it: see Mailbox::BreakUnlessHeld
 }
 
 bool Attachment::IsPending(uint32_t slot, uint32_t generation) const {
   return meta_.slot(slot).word.load() == SlotWord{State::kPending, 0, generation}.Pack();
 }
 
-bool Attachment::Claim(uint32_t slot, uint32_t generation) {
-  uint64_t expected = SlotWord{State::kPending, 0, generation}.Pack();
-  return meta_.slot(slot).word.compare_exchange_strong(
-      expected, SlotWord{State::kClaimed, static_cast<uint16_t>(lane_), generation}.Pack());
+bool Attachment::IsCancelled(uint32_t slot, uint32_t generation) const {
+  return meta_.slot(slot).word.load() == SlotWord{State::kFree, kCancelled, generation}.Pack();
 }
 
-std::byte* Attachment::Prepare(uint32_t slot, const Value& value) {
+bool Attachment::Claim(uint32_t slot, uint32_t generation) {
+  uint64_t expected = SlotWord{State::kPending, 0, generation}.Pack();
+  const bool claimed = meta_.slot(slot).word.compare_exchange_strong(
+      expected, SlotWord{State::kClaimed, static_cast<uint16_t>(lane_), generation}.Pack());
+  DTORCH_TEST_POINT("claimed");
+  return claimed;
+}
+
+Attachment::Place Attachment::Prepare(uint32_t slot, const Value& value) {
   Description& description = meta_.slot(slot).description;
   const bool long_shape = value.dims > kInlineDims;
   description.payload = value.payload;
@@ -242,55 +391,140 @@ std::byte* Attachment::Prepare(uint32_t slot, const Value& value) {
   description.block = 0;
   if (!description.in_block) {
     if (value.dims) std::memcpy(description.sizes, value.sizes, value.dims * sizeof(int64_t));
-    return description.value;
+    return {description.value};
   }
   const uint64_t shape_bytes = value.dims * sizeof(int64_t);
   const uint64_t needed = ShapeOffset(value.bytes) + (long_shape ? shape_bytes : 0);
   uint64_t block = 0;
+  bool in_place = false, cold = false;
   if (needed < kLaneBytes) {
     std::lock_guard<std::mutex> lock(mutex_);
-    block = lane_memory_.Allocate(needed);
+    if (value.data && (block = lane_memory_.FindLent(value.data, needed))) {
+      in_place = lane_memory_.Share(block, LaneMemory::User::kConsumer);
+    } else {
+      const auto allocation = lane_memory_.Allocate(needed, LaneMemory::User::kConsumer);
+      block = allocation.offset;
+      cold = allocation.cold;
+    }
   }
-  if (block == 0) {
-    throw std::runtime_error("expected a value that fits into this process's " +
-                             std::to_string(kLaneBytes >> 30) +
-                             " GiB of shared memory, got one of " + std::to_string(value.bytes) +
-                             " bytes: let the consumer drop some of the tensors that it has "
-                             "received, or send it in parts");
-  }
+  if (block == 0) throw LaneIsFull(value.bytes);
+  DTORCH_TEST_POINT("block taken");
   description.block = block;
   std::byte* at = lane_memory_.At(block);
-  std::memcpy(long_shape ? reinterpret_cast<void*>(at + ShapeOffset(value.bytes))
-                         : static_cast<void*>(description.sizes),
-              value.sizes, shape_bytes);
-  return at;
+  if (value.dims) {
+    std::memcpy(long_shape ? reinterpret_cast<void*>(at + ShapeOffset(value.bytes))
+                           : static_cast<void*>(description.sizes),
+                value.sizes, shape_bytes);
+  }
+  return {in_place ? nullptr : at, block, cold};
 }
 
-void Attachment::Publish(uint32_t slot, uint32_t generation) {
-  meta_.slot(slot).word.store(
-      SlotWord{State::kReady, static_cast<uint16_t>(lane_), generation}.Pack());
-  Attend(slot);
+void Attachment::FillCold(const Place& place, const void* data, uint64_t bytes) {
+  const auto* from = static_cast<const std::byte*>(data);
+  const uint64_t at = kDataAt + uint64_t{region_} * kLaneBytes + place.block;
+  for (uint64_t done = 0; done < bytes;) {
+    const ssize_t written =
+        pwrite(memory_.get(), from + done, bytes - done, static_cast<off_t>(at + done));
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) {
+      throw std::runtime_error("expected shared memory for a value of " + std::to_string(bytes) +
+                               " bytes, the system has none left: " + std::strerror(errno));
+    }
+    done += static_cast<uint64_t>(written);
+  }
 }
 
-void Attachment::Abandon(uint32_t slot, uint32_t generation) {
+void Attachment::WarmUp(const Place& place, uint64_t bytes) {
+  const auto start = reinterpret_cast<uintptr_t>(place.to);
+  const uintptr_t from = start / kPage * kPage;
+  // Linux 5.14; before, the next value pays for it.
+  if (bytes <= CacheLimit()) {
+    (void)madvise(reinterpret_cast<void*>(from), start + bytes - from, MADV_POPULATE_WRITE);
+  }
+}
+
+Attachment::Loan Attachment::Lend(const std::shared_ptr<Attachment>& self, uint64_t bytes) {
+  // With room for any shape that the value may be given.
+  const uint64_t needed = ShapeOffset(bytes) + kMaxDims * sizeof(int64_t);
+  uint64_t block = 0;
+  if (bytes < kLaneBytes && needed < kLaneBytes) {
+    std::lock_guard<std::mutex> lock(self->mutex_);
+    block = self->lane_memory_.Allocate(needed, LaneMemory::User::kLender).offset;
+  }
+  if (block == 0) throw LaneIsFull(bytes);
+  std::byte* data = self->lane_memory_.At(block);
+  return {data, std::shared_ptr<void>(data, [self, block, generation = ForkGeneration()](void*) {
+            // What a child has inherited is its parent's; there it may be used again, here it is
+            // not.
+            if (generation != ForkGeneration()) return;
+            std::lock_guard<std::mutex> lock(self->mutex_);
+            self->lane_memory_.Free(block, LaneMemory::User::kLender);
+          })};
+}
+
+Attachment::Stats Attachment::GetStats() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  lane_memory_.TakeBackReturned();
+  return {held_, lane_memory_.live_bytes(), lane_memory_.cached_bytes()};
+}
+
+void Attachment::Trim(uint64_t limit) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  lane_memory_.TakeBackReturned();
+  lane_memory_.Trim(limit);
+}
+
+bool Attachment::Publish(uint32_t slot, uint32_t generation) {
+  Slot& place = meta_.slot(slot);
+  const auto lane = static_cast<uint16_t>(lane_);
+  uint64_t claimed = SlotWord{State::kClaimed, lane, generation}.Pack();
+  if (!place.word.compare_exchange_strong(claimed,
+                                          SlotWord{State::kReady, lane, generation}.Pack())) {
+    return false;
+  }
+  DTORCH_TEST_POINT("published");
+  SetReadyBit(slot);
+  DTORCH_TEST_POINT("bit set");
+  // Sequentially consistent, as the waiter's leaving and its look at the bit are.
+  if (place.waiters.load() == 0) {
+    Ring();
+  } else {
+    place.bell.fetch_add(1);
+    DTORCH_TEST_POINT("bell increased");
+    FutexWake(place.bell, INT_MAX, FutexScope::kShared);
+  }
+  return true;
+}
+
+void Attachment::Abandon(uint32_t slot, uint32_t generation, uint64_t block) {
+  if (block != 0) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    lane_memory_.Free(block, LaneMemory::User::kConsumer);
+  }
   uint64_t expected = SlotWord{State::kClaimed, static_cast<uint16_t>(lane_), generation}.Pack();
   meta_.slot(slot).word.compare_exchange_strong(expected,
                                                 SlotWord{State::kPending, 0, generation}.Pack());
 }
 
 void Attachment::Attend(uint32_t slot) {
+  SetReadyBit(slot);
+  Ring();
+}
+
+void Attachment::SetReadyBit(uint32_t slot) {
   // Sequentially consistent, as the consumer's arming and its look at the summary are: either it
   // sees the bit, or we see it armed.
   meta_.ready()[slot / 64].fetch_or(uint64_t{1} << slot % 64);
   meta_.summary()[slot / 64 / 64].fetch_or(uint64_t{1} << slot / 64 % 64);
-  Ring();
 }
 
 void Attachment::Ring() {
-  if (meta_.header().armed.exchange(0) == 0) return;
-  const char ring = 1;
-  // If the pipe is full, rings enough are waiting to be heard.
-  (void)!write(bell_.get(), &ring, 1);
+  RingIfArmed(meta_.header().armed, [this] {
+    const char ring = 1;
+    DTORCH_TEST_POINT("ringing");
+    (void)!write(bell_.get(), &ring, 1);  // if the pipe is full, rings enough are waiting
+    DTORCH_TEST_POINT("rung");
+  });
 }
 
 }  // namespace dtorch::shm

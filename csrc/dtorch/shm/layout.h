@@ -10,20 +10,22 @@
 //
 // A mailbox is one sparse memfd of the consumer:
 //
-//   header | summary | ready bits | lanes | slots | holds of every lane | data of every lane
+//   header | summary | ready bits | lanes | slots | holds of every lane | regions of data
 //
 // A *slot* is the meeting point of one promise. A *lane* is claimed by one producer process: its
-// holds say which promises it may still fulfil, its data is where it puts large values. There is
-// no lock in shared memory, so none can be left held.
+// holds say which promises it may still fulfil. A *region* is where it puts large values: each
+// producer has a new one, which lives on when the lane is another's, as long as a value in it does.
+// There is no lock in shared memory, so none can be left held.
 namespace dtorch::shm {
 
 inline constexpr uint64_t kMagic = 0x31786f6264746f72;  // "rotdbox1"
-inline constexpr uint32_t kVersion = 1;
+inline constexpr uint32_t kVersion = 2;
 
-inline constexpr uint32_t kSlots = 1u << 20;  // promises that can be outstanding
-inline constexpr uint32_t kLanes = 512;       // producer processes at a time
+inline constexpr uint32_t kSlots = 1u << 20;    // promises that can be outstanding
+inline constexpr uint32_t kLanes = 512;         // producer processes at a time
+inline constexpr uint32_t kRegions = 1u << 20;  // and in all, until the first region is used again
 inline constexpr uint64_t kLaneBytes = uint64_t{1} << 34;
-inline constexpr uint32_t kOwnerLane = 0xffff;  // the consumer itself, where a lane is named
+inline constexpr uint16_t kCancelled = 1;  // in place of a lane in a free word: why it is free
 
 // The life of a slot, in the low byte of its word:
 //
@@ -32,11 +34,17 @@ inline constexpr uint32_t kOwnerLane = 0xffff;  // the consumer itself, where a 
 //                         |                  `--the claimant died--> pending, or free if nobody
 //                         |                                          else holds it (broken)
 //                         |--the last holder went away--> free (broken)
-//                         `--the owner fulfils or cancels it--> free
+//                         `--the owner fulfils or cancels it, or has dropped the future--> free
 //
 // Every move is one compare-and-swap on the whole word, which names the claimant's lane and the
 // slot's generation: no crash leaves a claim without an owner, and no stale token hits a slot that
 // is used again. A producer makes the moves Claim and Publish; all others are the consumer's.
+//
+// Who is woken. A producer that has published sets the slot's ready bit. Then, if a thread of the
+// consumer waits for this very slot (`waiters`), it rings the slot's bell, and that thread takes
+// the value; else it rings the mailbox's, and the listening thread does. A thread that stops
+// waiting lowers `waiters` and then looks at the ready bit: what was published meanwhile to a bell
+// that nobody hears any more is passed on to the listening thread.
 enum class State : uint8_t { kFree = 0, kPending = 1, kClaimed = 2, kReady = 3 };
 
 struct SlotWord {
@@ -57,7 +65,7 @@ enum class Payload : uint8_t { kNothing = 0, kTensor = 1, kError = 2 };
 
 inline constexpr size_t kMaxDims = 64;
 inline constexpr size_t kInlineDims = 8;
-inline constexpr size_t kInlineBytes = 144;
+inline constexpr size_t kInlineBytes = 128;
 
 // What a producer publishes. Small values lie in the slot itself. Large ones, and shapes of more
 // dimensions than fit, lie in a block of the producer's lane: first the bytes, then the shape.
@@ -78,20 +86,37 @@ constexpr uint64_t ShapeOffset(uint64_t bytes) { return (bytes + 63) / 64 * 64; 
 
 struct alignas(64) Slot {
   std::atomic<uint64_t> word;
-  std::atomic<uint32_t> held;         // a producer has unpickled it, in this generation
+  std::atomic<uint32_t> held;         // the last generation that a producer has unpickled
   std::atomic<uint32_t> handed_over;  // a producer has pickled it on, and nobody has unpickled that
+  std::atomic<uint32_t> handovers;    // how often that has happened, in all generations
+  std::atomic<uint32_t> bell;         // a counter, and the futex on which its waiters sleep
+  std::atomic<uint32_t> waiters;      // threads of the consumer; written by the consumer alone
   Description description;
 };
 static_assert(sizeof(Slot) == 256);
 
+// Whether generation `a` is a later one of the same slot than `b`.
+constexpr bool IsLater(uint32_t a, uint32_t b) { return static_cast<int32_t>(a - b) > 0; }
+
+/// Rings the consumer that may sleep, with `write` if it is armed. Disarmed only then, and only if
+/// it was not armed anew meanwhile: a ringer that dies in between has kept nobody from ringing.
+template <typename Write>
+void RingIfArmed(std::atomic<uint32_t>& armed, const Write& write) {
+  uint32_t seen = armed.load();
+  if (seen == 0) return;
+  write();
+  armed.compare_exchange_strong(seen, 0);
+}
+
 struct alignas(64) Lane {
   std::atomic<uint64_t> owner;     // ProcessId::ToWord, written before any claim; or as below
   std::atomic<uint64_t> returned;  // blocks that the consumer gives back: a stack, by offset
+  std::atomic<uint32_t> region;    // one more than the index of its data; 0 is none yet
+  std::atomic<uint32_t> dropping;  // one more than the slot whose hold is being dropped; 0 is none
 };
 static_assert(sizeof(Lane) == 64);
 
 inline constexpr uint64_t kFreeLane = 0;
-inline constexpr uint64_t kRetiredLane = ~uint64_t{0};  // its producer is dead, its blocks in use
 
 struct Header {
   uint64_t magic;
@@ -101,7 +126,9 @@ struct Header {
   uint32_t padding;
   uint64_t lane_bytes;
   uint8_t nonce[16];
-  std::atomic<uint32_t> armed;       // the consumer sleeps, or is about to: ring
+  std::atomic<uint32_t> armed;  // the consumer sleeps, or is about to: ring. Another number
+                                // each time, so that a late ringer disarms nothing newer
+  std::atomic<uint32_t> next_region;
   std::atomic<uint32_t> new_lane;    // a lane was claimed since the consumer has looked
   std::atomic<uint32_t> lanes_used;  // lanes with this index and above were never claimed
 };
@@ -122,7 +149,7 @@ inline constexpr uint64_t kHoldsAt = kSlotsAt + kSlots * sizeof(Slot);
 inline constexpr uint64_t kHoldsBytes = kSlots * sizeof(uint32_t);  // of one lane
 inline constexpr uint64_t kMetaBytes = kHoldsAt + kLanes * kHoldsBytes;
 inline constexpr uint64_t kDataAt = uint64_t{1} << 34;
-inline constexpr uint64_t kTotalBytes = kDataAt + kLanes * kLaneBytes;
+inline constexpr uint64_t kTotalBytes = kDataAt + kRegions * kLaneBytes;
 
 static_assert(kSlots / 64 / 64 * 8 <= kPage);
 static_assert(kLanesAt % kPage == 0 && kSlotsAt % kPage == 0 && kHoldsAt % kPage == 0);

@@ -1,5 +1,8 @@
 #include "dtorch/shm/mailbox.h"
 
+#include "dtorch/base/fork.h"
+#include "dtorch/base/test_point.h"
+
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -12,6 +15,7 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <system_error>
 #include <unistd.h>
 #include <utility>
@@ -21,6 +25,12 @@ namespace {
 
 constexpr uint64_t kBellEvent = ~uint64_t{0};
 constexpr uint64_t kStopEvent = ~uint64_t{1};
+// How often it is tried again to watch a process, where that could not be done.
+constexpr int kRetryMs = 50;
+constexpr uint64_t kChildEvent = uint64_t{1} << 32;  // and the epoch
+
+// What a child is to inherit of a pipe, in the thread that forks it.
+thread_local Fd inherited_end;
 
 [[noreturn]] void ThrowErrno(const char* what) {
   throw std::system_error(errno, std::generic_category(), what);
@@ -35,7 +45,7 @@ Fd MakeMemory() {
   Fd fd(memfd_create("dtorch_ops", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) ThrowErrno("dtorch_ops: memfd_create");
   if (ftruncate(fd.get(), static_cast<off_t>(kTotalBytes)) != 0) {
-    ThrowErrno("dtorch_ops: growing the shared memory for promises (sparse, 8 TiB)");
+    ThrowErrno("dtorch_ops: growing the shared memory for promises (sparse, 16 PiB)");
   }
   // A peer that could shrink it would end us with SIGBUS.
   if (fcntl(fd.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
@@ -53,27 +63,24 @@ class ConsumerLane {
       : memory_fd_(memory_fd), meta_(meta), index_(index), producer_(producer) {}
 
   ~ConsumerLane() {
-    // Dead, and nothing of it in use: the memory goes back to the system, the lane to the next.
-    if (!retired_) return;
-    fallocate(memory_fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-              static_cast<off_t>(kDataAt + index_ * kLaneBytes), static_cast<off_t>(kLaneBytes));
-    fallocate(memory_fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-              static_cast<off_t>(kHoldsAt + index_ * kHoldsBytes), static_cast<off_t>(kHoldsBytes));
-    meta_.lane(index_).returned.store(0);
-    meta_.lane(index_).owner.store(kFreeLane);
+    // Dead, and nothing of it in use: the memory goes back to the system.
+    DTORCH_TEST_POINT("freeing lane");
+    if (retired_ && region_ != 0) Punch(RegionAt(), kLaneBytes);
   }
 
-  // A block that a description names; nullptr if it is not inside of the lane.
+  // A block that a description names; nullptr if it is not inside of the region.
   std::byte* Block(uint64_t offset, uint64_t bytes) {
     if (offset % alignof(BlockHeader) != 0 || offset < sizeof(BlockHeader) ||
-        offset >= kLaneBytes || bytes > kLaneBytes - offset) {
+        offset >= kLaneBytes || bytes > kLaneBytes - offset || !HasRegion()) {
       return nullptr;
     }
-    if (!mapping_) mapping_ = Mapping(memory_fd_, kDataAt + index_ * kLaneBytes, kLaneBytes);
+    if (!mapping_) mapping_ = Mapping(memory_fd_, RegionAt(), kLaneBytes);
     return mapping_ ? mapping_.data() + offset : nullptr;
   }
 
+  // To the producer, if there still is one.
   void GiveBack(uint64_t offset) {
+    if (retired_) return;
     auto* header = reinterpret_cast<BlockHeader*>(mapping_.data() + offset) - 1;
     auto& returned = meta_.lane(index_).returned;
     uint64_t top = returned.load();
@@ -82,9 +89,16 @@ class ConsumerLane {
     } while (!returned.compare_exchange_weak(top, offset));
   }
 
+  // The lane is free for another producer; the region stays while a value in it lives.
   void Retire() {
+    HasRegion();
     retired_ = true;
-    meta_.lane(index_).owner.store(kRetiredLane);
+    Punch(kHoldsAt + index_ * kHoldsBytes, kHoldsBytes);
+    Lane& lane = meta_.lane(index_);
+    lane.returned.store(0);
+    lane.dropping.store(0);
+    lane.region.store(0);
+    lane.owner.store(kFreeLane);
   }
   ProcessId producer() const { return producer_; }
   Fd watch;
@@ -95,7 +109,19 @@ class ConsumerLane {
   const uint32_t index_;
   const ProcessId producer_;
   Mapping mapping_;
+  uint32_t region_ = 0;  // one more than the index; 0 if the producer has not named it yet
   bool retired_ = false;
+
+  bool HasRegion() {
+    if (region_ == 0) region_ = meta_.lane(index_).region.load();
+    if (region_ > kRegions) region_ = 0;
+    return region_ != 0;
+  }
+  uint64_t RegionAt() const { return kDataAt + uint64_t{region_ - 1} * kLaneBytes; }
+  void Punch(uint64_t at, uint64_t bytes) const {
+    fallocate(memory_fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(at),
+              static_cast<off_t>(bytes));
+  }
 };
 
 Mailbox::Mailbox() : memory_(MakeMemory()) {
@@ -154,8 +180,11 @@ Mailbox::Place Mailbox::Allocate() {
   Local& local = locals_[index];
   if (++local.generation == 0) ++local.generation;
   local.outstanding = true;
+  local.allocated_at = epoch_;
+  local.holds_at_home = 0;
+  local.handed_out = local.owner_dropped = local.held_at_home = local.unwanted = false;
   Slot& slot = meta_.slot(index);
-  slot.held.store(0);
+  slot.held.store(local.generation - 1);
   slot.handed_over.store(0);
   slot.word.store(SlotWord{State::kPending, 0, local.generation}.Pack());
   return {index, local.generation};
@@ -166,40 +195,147 @@ void Mailbox::Free(Place place) {
   free_.push_back(place.slot);
 }
 
-bool Mailbox::Retract(Place place) {
+Mailbox::Local* Mailbox::Find(Place place) {
+  Local& local = locals_[place.slot];
+  return local.outstanding && local.generation == place.generation ? &local : nullptr;
+}
+
+bool Mailbox::Retract(Place place, bool cancelled) {
   std::lock_guard<std::mutex> lock(mutex_);
-  if (locals_[place.slot].generation != place.generation || !locals_[place.slot].outstanding) {
-    return false;
-  }
+  if (!Find(place)) return false;
   uint64_t expected = SlotWord{State::kPending, 0, place.generation}.Pack();
-  const uint64_t free = SlotWord{State::kFree, 0, place.generation}.Pack();
+  const uint16_t why = cancelled ? kCancelled : 0;
+  const uint64_t free = SlotWord{State::kFree, why, place.generation}.Pack();
   if (!meta_.slot(place.slot).word.compare_exchange_strong(expected, free)) return false;
   Free(place);
   return true;
 }
 
+void Mailbox::GiveUp(Place place) {
+  if (Retract(place)) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (Local* local = Find(place)) local->unwanted = true;  // claimed: when that is over, either way
+}
+
+void Mailbox::HandOut(Place place) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (Local* local = Find(place)) local->handed_out = true;
+}
+
+void Mailbox::OwnerDropped(Place place) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Local* local = Find(place);
+  if (!local || std::exchange(local->owner_dropped, true) || local->handed_out) return;
+  Attend(place.slot);
+}
+
+void Mailbox::HoldAtHome(Place place) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Local* local = Find(place);
+  if (!local) return;
+  ++local->holds_at_home;
+  local->held_at_home = true;
+  uint32_t handed_over = place.generation;
+  meta_.slot(place.slot).handed_over.compare_exchange_strong(handed_over, 0);
+}
+
+void Mailbox::DropAtHome(Place place) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Local* local = Find(place);
+  if (local && local->holds_at_home > 0 && --local->holds_at_home == 0) Attend(place.slot);
+}
+
+// Asks the listening thread to look at a slot, as a producer does.
+void Mailbox::Attend(uint32_t slot) {
+  meta_.ready()[slot / 64].fetch_or(uint64_t{1} << slot % 64);
+  meta_.summary()[slot / 64 / 64].fetch_or(uint64_t{1} << slot / 64 % 64);
+  Ring();
+}
+
+void Mailbox::Ring() {
+  RingIfArmed(meta_.header().armed, [this] {
+    const char ring = 1;
+    (void)!write(bell_write_.get(), &ring, 1);  // if it is full, rings enough are waiting
+  });
+}
+
+void Mailbox::WakeAnother() {
+  const char ring = 1;
+  (void)!write(bell_write_.get(), &ring, 1);
+}
+
+void Mailbox::Arm() {
+  uint32_t number = ++armed_count_;
+  if (number == 0) number = ++armed_count_;
+  meta_.header().armed.store(number);
+  DTORCH_TEST_POINT("armed");
+}
+
+void Mailbox::BeginWait(Place place) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  meta_.slot(place.slot).waiters.store(++locals_[place.slot].waiters);
+}
+
+void Mailbox::EndWait(Place place) {
+  Slot& slot = meta_.slot(place.slot);
+  DTORCH_TEST_POINT("waiter going");
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    slot.waiters.store(--locals_[place.slot].waiters);
+  }
+  DTORCH_TEST_POINT("waiter gone");
+  // Sequentially consistent, as the producer's setting of the bit and its look at the waiters are.
+  const uint64_t bits = meta_.ready()[place.slot / 64].load();
+  if (bits >> place.slot % 64 & 1) Ring();
+}
+
+bool Mailbox::IsReady(Place place) const {
+  const SlotWord word = SlotWord::Unpack(meta_.slot(place.slot).word.load());
+  return word.state == State::kReady && word.generation == place.generation;
+}
+
+bool Mailbox::IsPending(Place place) const {
+  return meta_.slot(place.slot).word.load() ==
+         SlotWord{State::kPending, 0, place.generation}.Pack();
+}
+
+std::optional<Mailbox::Event> Mailbox::CollectOne(Place place) {
+  std::vector<Event> events;
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (Find(place) && IsReady(place)) {
+    meta_.ready()[place.slot / 64].fetch_and(~(uint64_t{1} << place.slot % 64));
+    Look(place.slot, events);
+  }
+  if (events.empty()) return std::nullopt;
+  return std::move(events.front());
+}
+
 uint32_t Mailbox::LanesUsed() const { return std::min(meta_.header().lanes_used.load(), kLanes); }
 
 bool Mailbox::IsHeld(Place place) const {
+  if (locals_[place.slot].holds_at_home > 0) return true;
   for (uint32_t lane = 0; lane < LanesUsed(); ++lane) {
     const uint64_t owner = meta_.lane(lane).owner.load();
-    if (owner == kFreeLane || owner == kRetiredLane) continue;
+    if (owner == kFreeLane) continue;
     if (meta_.hold(lane, place.slot).load() == place.generation) return true;
   }
   return false;
 }
 
-void Mailbox::BreakUnlessHeld(Place place, SlotWord from, std::vector<Event>& events) {
+void Mailbox::BreakUnlessHeld(Place place, std::vector<Event>& events) {
   Slot& slot = meta_.slot(place.slot);
-  uint64_t expected = from.Pack();
-  if (IsHeld(place) || slot.handed_over.load() == place.generation) {
-    // A claim that was never finished goes to whoever comes next.
-    const uint64_t pending = SlotWord{State::kPending, 0, place.generation}.Pack();
-    if (from.state == State::kClaimed) slot.word.compare_exchange_strong(expected, pending);
+  // Whoever takes over a promise holds it before it clears `handed_over`, which therefore is read
+  // before the holds; and what is handed over after that shows in the count.
+  const uint32_t handovers = slot.handovers.load();
+  const bool wanted = !locals_[place.slot].unwanted;
+  if (wanted && (slot.handed_over.load() == place.generation || IsHeld(place) ||
+                 slot.handovers.load() != handovers)) {
     return;
   }
+  DTORCH_TEST_POINT("breaking");
+  uint64_t pending = SlotWord{State::kPending, 0, place.generation}.Pack();
   const uint64_t free = SlotWord{State::kFree, 0, place.generation}.Pack();
-  if (!slot.word.compare_exchange_strong(expected, free)) return;
+  if (!slot.word.compare_exchange_strong(pending, free)) return;
   Free(place);
   events.push_back({place, /*broken=*/true, {}});
 }
@@ -211,6 +347,7 @@ void Mailbox::Take(Place place, uint32_t lane_index, std::vector<Event>& events)
   std::memcpy(&description, &slot.description, sizeof(description));
   slot.word.store(SlotWord{State::kFree, 0, place.generation}.Pack());
   Free(place);
+  DTORCH_TEST_POINT("taken");
 
   Received received;
   received.payload = description.payload;
@@ -237,17 +374,21 @@ void Mailbox::Take(Place place, uint32_t lane_index, std::vector<Event>& events)
     const std::byte* shape = shape_bytes ? block + ShapeOffset(description.bytes)
                                          : reinterpret_cast<const std::byte*>(description.sizes);
     received.sizes.resize(description.dims);
-    std::memcpy(received.sizes.data(), shape, description.dims * sizeof(int64_t));
+    if (description.dims) {
+      std::memcpy(received.sizes.data(), shape, description.dims * sizeof(int64_t));
+    }
     if (description.in_block) {
-      received.data = block;
+      received.block = block;
+      ++received_blocks_;
+      received_bytes_ += description.bytes;
       received.keep = std::shared_ptr<void>(
-          block, [lane, offset = description.block](void*) { lane->GiveBack(offset); });
+          block, [this, lane, offset = description.block, bytes = description.bytes, epoch = epoch_,
+                  generation = ForkGeneration()](void*) {
+            // What a child has inherited is its parent's to give back.
+            if (generation == ForkGeneration()) GiveBack(lane, offset, bytes, epoch);
+          });
     } else {
-      auto* copy = new (std::align_val_t{64}) std::byte[kInlineBytes];
-      std::memcpy(copy, description.value, kInlineBytes);
-      received.data = copy;
-      received.keep =
-          std::shared_ptr<void>(copy, [](void* p) { operator delete[](p, std::align_val_t{64}); });
+      std::memcpy(received.in_slot.data(), description.value, kInlineBytes);
     }
   }
   events.push_back({place, /*broken=*/false, std::move(received)});
@@ -260,25 +401,72 @@ void Mailbox::Look(uint32_t index, std::vector<Event>& events) {
   if (word.generation != place.generation) return;
   if (word.state == State::kReady) {
     Take(place, word.lane, events);
-  } else if (word.state == State::kPending && meta_.slot(index).held.load() == place.generation) {
-    BreakUnlessHeld(place, word, events);
+    return;
+  }
+  if (word.state != State::kPending) return;
+  // Never out of this process but by a fork: the owner's own object keeps it, and every child.
+  const Local& local = locals_[index];
+  const bool had_producers =
+      meta_.slot(index).held.load() == place.generation || local.held_at_home;
+  const bool left_to_nobody =
+      local.owner_dropped && !local.handed_out && !ChildHasSeen(local.allocated_at);
+  if (had_producers || left_to_nobody || local.unwanted) BreakUnlessHeld(place, events);
+}
+
+bool Mailbox::ChildHasSeen(uint32_t epoch) const {
+  return std::any_of(children_.begin(), children_.end(),
+                     [&](const Child& child) { return child.epoch > epoch; });
+}
+
+void Mailbox::OnChildrenEnded(std::vector<Event>& events) {
+  if (ended_children_.empty()) return;
+  for (const uint32_t epoch : std::exchange(ended_children_, {})) {
+    std::erase_if(children_, [&](const Child& child) { return child.epoch == epoch; });
+  }
+  for (uint32_t index = 0; index < locals_.size(); ++index) {
+    if (locals_[index].owner_dropped) Look(index, events);
+  }
+  std::erase_if(deferred_, [&](const DeferredBlock& block) {
+    if (ChildHasSeen(block.epoch)) return false;
+    block.lane->GiveBack(block.offset);
+    return true;
+  });
+}
+
+void Mailbox::GiveBack(const std::shared_ptr<ConsumerLane>& lane, uint64_t offset, uint64_t bytes,
+                       uint32_t epoch) {
+  received_bytes_ -= bytes;
+  std::lock_guard<std::mutex> lock(mutex_);
+  --received_blocks_;
+  if (ChildHasSeen(epoch)) {
+    deferred_.push_back({epoch, lane, offset});
+  } else {
+    lane->GiveBack(offset);
   }
 }
 
 bool Mailbox::Watch(uint32_t index) {
   if (lanes_[index]) return true;
   const uint64_t word = meta_.lane(index).owner.load();
-  if (word == kFreeLane || word == kRetiredLane) return false;
+  if (word == kFreeLane) return false;
   const auto producer = ProcessId::FromWord(word);
   lanes_[index] = std::make_shared<ConsumerLane>(memory_.get(), meta_, index, producer);
-  lanes_[index]->watch = WatchProcess(producer);
-  if (lanes_[index]->watch) {
-    epoll_event event{EPOLLIN | EPOLLONESHOT, {.u64 = index}};
-    epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, lanes_[index]->watch.get(), &event);
-  } else {
-    ended_.push_back(index);  // it has ended already
-  }
+  TryWatchProcess(index);
   return true;
+}
+
+void Mailbox::TryWatchProcess(uint32_t index) {
+  ConsumerLane& lane = *lanes_[index];
+  lane.watch = WatchProcess(lane.producer());
+  if (lane.watch) {
+    epoll_event event{EPOLLIN | EPOLLONESHOT, {.u64 = index}};
+    epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, lane.watch.get(), &event);
+  } else if (errno == ESRCH) {
+    ended_.push_back(index);  // it has ended already
+  } else {
+    unwatched_.push_back(index);  // no descriptor to be had, say: it may live
+  }
+  unwatched_count_.store(unwatched_.size());
 }
 
 void Mailbox::WatchNewLanes() {
@@ -287,6 +475,8 @@ void Mailbox::WatchNewLanes() {
 }
 
 void Mailbox::OnDeath(uint32_t lane, std::vector<Event>& events) {
+  DTORCH_TEST_POINT("death seen");
+  const uint32_t dropping = meta_.lane(lane).dropping.load();
   for (uint32_t index = 0; index < locals_.size(); ++index) {
     if (!locals_[index].outstanding) continue;
     const Place place{index, locals_[index].generation};
@@ -297,19 +487,35 @@ void Mailbox::OnDeath(uint32_t lane, std::vector<Event>& events) {
     if (word.generation != place.generation) continue;
     if (word.state == State::kReady && word.lane == lane) {
       Take(place, lane, events);  // published, but the producer did not get round to ringing
-    } else if ((word.state == State::kClaimed && word.lane == lane) ||
-               (word.state == State::kPending && held)) {
-      BreakUnlessHeld(place, word, events);
+      continue;
     }
+    const bool claimed = word.state == State::kClaimed && word.lane == lane;
+    if (claimed) {
+      // Back first, so that a holder that drops it now sees that it is pending, and says so.
+      uint64_t expected = word.Pack();
+      meta_.slot(index).word.compare_exchange_strong(
+          expected, SlotWord{State::kPending, 0, place.generation}.Pack());
+      DTORCH_TEST_POINT("claim given back");
+    }
+    if (claimed || held || index + 1 == dropping) BreakUnlessHeld(place, events);
   }
   lanes_[lane]->watch.Reset();
   lanes_[lane]->Retire();
   lanes_[lane] = nullptr;  // its blocks may keep it for a while
 }
 
-std::vector<Mailbox::Event> Mailbox::Collect() {
-  std::vector<Event> events;
+std::optional<Mailbox::Event> Mailbox::Collect() {
   std::lock_guard<std::mutex> lock(mutex_);
+  if (found_.empty()) Scan();
+  if (found_.empty()) return std::nullopt;
+  std::optional<Event> event(std::move(found_.front()));
+  found_.pop_front();
+  found_count_.store(found_.size());
+  return event;
+}
+
+void Mailbox::Scan() {
+  std::vector<Event> events;
   WatchNewLanes();
   const auto* summary = meta_.summary();
   for (uint32_t i = 0; i < kSlots / 64 / 64; ++i) {
@@ -323,6 +529,10 @@ std::vector<Mailbox::Event> Mailbox::Collect() {
       }
     }
   }
+  OnChildrenEnded(events);
+  for (const uint32_t lane : std::exchange(unwatched_, {})) {
+    if (lanes_[lane]) TryWatchProcess(lane);
+  }
   for (const uint32_t lane : std::exchange(ended_, {})) {
     // Asked again: the lane may be another process's by now.
     if (!lanes_[lane]) continue;
@@ -330,31 +540,63 @@ std::vector<Mailbox::Event> Mailbox::Collect() {
     if (!lanes_[lane]->watch || poll(&ended, 1, 0) == 1) OnDeath(lane, events);
   }
   // Armed before the last look at the bits: whoever sets one after that look rings.
-  meta_.header().armed.store(1);
-  return events;
+  Arm();
+  for (Event& event : events) found_.push_back(std::move(event));
 }
 
 bool Mailbox::Sleep(int timeout_ms) {
-  meta_.header().armed.store(1);
+  Arm();
   for (uint32_t i = 0; i < kSlots / 64 / 64; ++i) {
     if (meta_.summary()[i].load() != 0) return true;
   }
-  if (meta_.header().new_lane.load() != 0) return true;
+  if (meta_.header().new_lane.load() != 0 || HasMore()) return true;
+  if (unwatched_count_.load() > 0 && (timeout_ms < 0 || timeout_ms > kRetryMs)) {
+    epoll_event event{};
+    // Woken or not: there is somebody to look after.
+    if (epoll_wait(epoll_.get(), &event, 1, kRetryMs) == 1) OnEvent(event.data.u64);
+    return true;
+  }
   epoll_event event{};
   const int events = epoll_wait(epoll_.get(), &event, 1, timeout_ms);
   if (events != 1) return events != 0;
-  if (event.data.u64 == kBellEvent) {
-    char rings[64];
-    while (read(bell_read_.get(), rings, sizeof(rings)) > 0) continue;
-  } else if (event.data.u64 < kLanes) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    ended_.push_back(static_cast<uint32_t>(event.data.u64));
-  }
+  OnEvent(event.data.u64);
   return true;
 }
 
-void Mailbox::CloseInChild() {
+void Mailbox::OnEvent(uint64_t event) {
+  if (event == kStopEvent) return;
+  if (event == kBellEvent) {
+    char rings[64];
+    while (read(bell_read_.get(), rings, sizeof(rings)) == sizeof(rings)) continue;
+    return;
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto& ended = event & kChildEvent ? ended_children_ : ended_;
+  ended.push_back(static_cast<uint32_t>(event));
+}
+
+void Mailbox::BeforeFork() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const bool promises = std::any_of(locals_.begin(), locals_.end(), [](const Local& local) {
+    return local.outstanding && !local.handed_out;
+  });
+  if (!promises && received_blocks_ == 0) return;
+  int ends[2];
+  // Without it the child is no producer until it touches a promise.
+  if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) return;
+  const uint32_t epoch = ++epoch_;
+  epoll_event ended{EPOLLIN | EPOLLONESHOT, {.u64 = kChildEvent | epoch}};
+  epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, ends[0], &ended);
+  children_.push_back({epoch, Fd(ends[0])});
+  inherited_end = Fd(ends[1]);
+}
+
+void Mailbox::AfterForkInParent() { inherited_end.Reset(); }
+
+void Mailbox::AfterForkInChild() {
+  inherited_end.Release();  // stays open until this process ends
   for (Fd* fd : {&memory_, &bell_read_, &bell_write_, &stop_, &epoll_}) fd->Reset();
+  for (Child& child : children_) child.alive.Reset();
   for (const auto& lane : lanes_) {
     if (lane) lane->watch.Reset();
   }
@@ -371,9 +613,16 @@ Mailbox::Stats Mailbox::GetStats() {
   for (uint32_t index = 0; index < locals_.size(); ++index) {
     if (!locals_[index].outstanding) continue;
     ++stats.outstanding;
-    if (meta_.slot(index).held.load() != locals_[index].generation) ++stats.unclaimed;
+    const Local& local = locals_[index];
+    const bool held = meta_.slot(index).held.load() == local.generation || local.held_at_home;
+    stats.unclaimed += local.handed_out && !held;
   }
   for (const auto& lane : lanes_) stats.producers += lane != nullptr;
+  stats.received_bytes = received_bytes_.load();
+  struct stat info{};
+  if (fstat(memory_.get(), &info) == 0) {
+    stats.memory_bytes = static_cast<uint64_t>(info.st_blocks) * 512;
+  }
   return stats;
 }
 

@@ -11,7 +11,12 @@ namespace dtorch {
 static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
 static_assert(std::atomic<uint32_t>::is_always_lock_free);
 
-FutexResult FutexWait(const std::atomic<uint32_t>& word, uint32_t expected, Deadline deadline) {
+namespace {
+int Flag(FutexScope scope) { return scope == FutexScope::kPrivate ? FUTEX_PRIVATE_FLAG : 0; }
+}  // namespace
+
+FutexResult FutexWait(const std::atomic<uint32_t>& word, uint32_t expected, Deadline deadline,
+                      FutexScope scope) {
   timespec limit{};
   timespec* limit_ptr = nullptr;
   if (!deadline.IsNever()) {
@@ -23,16 +28,16 @@ FutexResult FutexWait(const std::atomic<uint32_t>& word, uint32_t expected, Dead
     limit_ptr = &limit;
   }
   // FUTEX_WAIT_BITSET takes an absolute time on CLOCK_MONOTONIC, which is what steady_clock reads.
-  const long rc = syscall(SYS_futex, &word, FUTEX_WAIT_BITSET | FUTEX_PRIVATE_FLAG, expected,
-                          limit_ptr, nullptr, FUTEX_BITSET_MATCH_ANY);
+  const long rc = syscall(SYS_futex, &word, FUTEX_WAIT_BITSET | Flag(scope), expected, limit_ptr,
+                          nullptr, FUTEX_BITSET_MATCH_ANY);
   if (rc == 0) return FutexResult::kWoken;
   if (errno == ETIMEDOUT) return FutexResult::kTimedOut;
   if (errno == EINTR) return FutexResult::kInterrupted;
   return FutexResult::kWoken;  // EAGAIN: the word has changed
 }
 
-void FutexWake(const std::atomic<uint32_t>& word, int count) {
-  syscall(SYS_futex, &word, FUTEX_WAKE | FUTEX_PRIVATE_FLAG, count, nullptr, nullptr, 0);
+void FutexWake(const std::atomic<uint32_t>& word, int count, FutexScope scope) {
+  syscall(SYS_futex, &word, FUTEX_WAKE | Flag(scope), count, nullptr, nullptr, 0);
 }
 
 }  // namespace dtorch

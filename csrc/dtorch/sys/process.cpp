@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <system_error>
 #include <unistd.h>
 
 namespace dtorch {
@@ -15,6 +16,7 @@ std::string ReadSmallFile(const char* path) {
   char buffer[1024];
   const Fd fd(open(path, O_RDONLY | O_CLOEXEC));
   const ssize_t size = fd ? read(fd.get(), buffer, sizeof(buffer)) : -1;
+  if (size == 0) errno = ENOENT;
   return size > 0 ? std::string(buffer, static_cast<size_t>(size)) : std::string();
 }
 
@@ -26,11 +28,16 @@ ProcessId ThisProcess() {
   const ssize_t size = readlink("/proc/self", link, sizeof(link) - 1);
   const auto pid = size > 0 ? static_cast<uint32_t>(strtoul(link, nullptr, 10))
                             : static_cast<uint32_t>(getpid());
-  return FindProcess(pid).value_or(ProcessId{pid, 0});
+  // Half of it would name a process that has ended.
+  const auto found = FindProcess(pid);
+  if (!found) throw std::system_error(errno, std::generic_category(), "reading /proc/self/stat");
+  return *found;
 }
 
 std::optional<ProcessId> FindProcess(uint32_t pid) {
   const std::string stat = ReadSmallFile(("/proc/" + std::to_string(pid) + "/stat").c_str());
+  if (stat.empty()) return std::nullopt;
+  errno = EPROTO;
   // The name, in parentheses, may hold anything. The start time is the 20th field behind it.
   const size_t name_end = stat.rfind(')');
   if (name_end == std::string::npos) return std::nullopt;
@@ -45,23 +52,21 @@ std::optional<ProcessId> FindProcess(uint32_t pid) {
 
 Fd WatchProcess(ProcessId process) {
   Fd fd(static_cast<int>(syscall(SYS_pidfd_open, process.pid, 0)));
-  if (!fd) return fd;
+  if (!fd) {
+    if (errno == EINVAL) errno = ESRCH;  // no number of a process
+    return fd;
+  }
   // Opened first, compared then: the descriptor stays with the process that it was opened for.
   const auto found = FindProcess(process.pid);
   if (found && *found == process) return fd;
-  errno = ESRCH;
+  // No descriptor to be had for reading, say, is no word of its death.
+  if (found || errno == ENOENT) errno = ESRCH;
   return Fd();
 }
 
 uint64_t PidNamespace() {
   struct stat info{};
   return stat("/proc/self/ns/pid", &info) == 0 ? info.st_ino : 0;
-}
-
-std::string BootId() {
-  std::string id = ReadSmallFile("/proc/sys/kernel/random/boot_id");
-  while (!id.empty() && id.back() == '\n') id.pop_back();
-  return id;
 }
 
 }  // namespace dtorch

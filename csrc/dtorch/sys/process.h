@@ -21,10 +21,12 @@ struct ProcessId {
   }
 };
 
-/// This process, asked anew at each call: a fork changes it.
+/// This process, asked anew at each call: a fork changes it. std::system_error if /proc does not
+/// tell, for want of a descriptor, say.
 DTORCH_API ProcessId ThisProcess();
 
-/// The process that has `pid` now; nullopt if none, or if /proc does not tell.
+/// The process that has `pid` now; nullopt if none (errno is then ENOENT or ESRCH), or if /proc
+/// does not tell.
 DTORCH_API std::optional<ProcessId> FindProcess(uint32_t pid);
 
 /// What becomes readable when the process ends. Empty if it has ended already, or if the pid is
@@ -33,8 +35,5 @@ DTORCH_API Fd WatchProcess(ProcessId process);
 
 /// The inode of this process's PID namespace: a pid means something only inside of one.
 DTORCH_API uint64_t PidNamespace();
-
-/// Changes at every boot.
-DTORCH_API std::string BootId();
 
 }  // namespace dtorch

@@ -1,0 +1,273 @@
+"""What producers do with a promise that they were given, wherever they run."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import pickle
+import signal
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import tensor_cases
+import torch
+
+import dtorch_ops
+
+Promise = dtorch_ops.TensorPromise
+
+
+# ---- Values -------------------------------------------------------------------------------------
+
+
+def set_full(promise: Promise, value: float, size: tuple[int, ...] = (3,)) -> None:
+    promise.set_value(torch.full(size, value))
+
+
+def set_tensor(promise: Promise, value: torch.Tensor) -> None:
+    promise.set_value(value)
+
+
+def set_many(promises: list[Promise], first: float = 0.0) -> None:
+    for index, promise in enumerate(promises):
+        promise.set_value(torch.tensor(first + index))
+
+
+def set_twice(promise: Any) -> str:
+    """What the second says."""
+    values = () if isinstance(promise, dtorch_ops.VoidPromise) else (torch.ones(1),)
+    promise.set_value(*values)
+    assert not promise.is_pending()
+    try:
+        promise.set_value(*values)
+    except dtorch_ops.PromiseAlreadySatisfiedError:
+        pass
+    try:
+        promise.set_exception(KeyError("late"))
+    except dtorch_ops.DTorchError as error:
+        return type(error).__name__
+    return "none"
+
+
+def set_through_operator(promise: Promise) -> None:
+    torch.ops.dtorch.get_tensor(torch.arange(4.0), promise)
+
+
+def set_in_a_script(promise: Promise, value: float) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scripted = torch.jit.script(_fulfil)
+    scripted(torch.full((2,), value), promise)
+
+
+def _fulfil(x: torch.Tensor, promise: torch.classes.dtorch.TensorPromise) -> None:
+    torch.ops.dtorch.get_tensor(x + 1, promise)
+
+
+def lend_in_a_script(promise: Promise) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        scripted = torch.jit.script(_lend_and_fulfil)
+    scripted(promise)
+
+
+def _lend_and_fulfil(promise: torch.classes.dtorch.TensorPromise) -> None:
+    t = promise.empty([1000], torch.float64)
+    t.fill_(2.0)
+    promise.set_value(t)
+
+
+def set_void(promise: dtorch_ops.VoidPromise) -> None:
+    promise.set_value()
+
+
+def sync_void(promise: dtorch_ops.VoidPromise) -> None:
+    torch.ops.dtorch.sync(promise)
+
+
+def error_of_set(promise: Promise) -> str:
+    """The type and text of the error that setting it raises; "none" if it does not."""
+    try:
+        promise.set_value(torch.zeros(1))
+    except dtorch_ops.DTorchError as error:
+        return f"{type(error).__name__}: {error}"
+    return "none"
+
+
+# ---- Ends without a value -----------------------------------------------------------------------
+
+
+def drop(promise: Any) -> None:
+    assert promise.is_pending()
+
+
+def raise_with(promise: Any) -> None:
+    assert promise.is_pending()
+    raise KeyError("of the producer")
+
+
+def leave(promise: Any) -> None:
+    assert promise.is_pending()
+    os._exit(0)
+
+
+def kill_itself(promise: Any) -> None:
+    assert promise.is_pending()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+# ---- Errors -------------------------------------------------------------------------------------
+
+
+class TwoArguments(Exception):
+    def __init__(self, first: int, second: int) -> None:
+        super().__init__(f"{first} and {second}")
+        self.first = first
+
+
+def _local_class() -> BaseException:
+    class Local(Exception):
+        pass
+
+    return Local("of a function")
+
+
+def _with_a_lock() -> BaseException:
+    error = ValueError("holds a lock")
+    error.lock = threading.Lock()  # type: ignore[attr-defined]
+    return error
+
+
+def _lock_in_args() -> BaseException:
+    return ValueError("in args", threading.Lock())
+
+
+def _group() -> BaseException:
+    return ExceptionGroup("group", [KeyError("first"), OSError(2, "second")])  # noqa: F821
+
+
+#: Exceptions that are made where they are set.
+ERRORS: dict[str, Callable[[], BaseException]] = {
+    "key": lambda: KeyError("k", 3),
+    "value": lambda: ValueError("v"),
+    "os": lambda: FileNotFoundError(2, "no such file", "name"),
+    "timeout": lambda: TimeoutError("of the producer"),
+    "unicode": lambda: ValueError("\N{SNOWMAN} \x00 \udc80 end"),
+    "no message": lambda: RuntimeError(),
+    "torch": lambda: torch.OutOfMemoryError("too large"),
+    "ours": lambda: dtorch_ops.BrokenPromiseError("further on"),
+    "two arguments": lambda: TwoArguments(1, 2),
+    "local": _local_class,
+    "unknown": lambda: type("OnlyHere", (Exception,), {"__module__": "only_here"})("u"),
+    "with a lock": _with_a_lock,
+    "lock in args": _lock_in_args,
+    "large": lambda: ValueError("x" * 10_000_000),
+    "stop": lambda: StopIteration(3),
+    "exit": lambda: SystemExit(4),
+    "interrupt": lambda: KeyboardInterrupt(),
+    "cancelled": lambda: concurrent.futures.CancelledError(),
+    "group": _group,
+}
+
+
+def set_error(promise: Any, kind: str) -> None:
+    try:
+        raise ERRORS[kind]()
+    except BaseException as error:
+        promise.set_exception(error)
+
+
+# ---- Held from one call to the next -------------------------------------------------------------
+
+_held: list[Any] = []
+
+
+def hold(*promises: Any) -> None:
+    _held.extend(promises)
+
+
+def release() -> None:
+    _held.clear()
+
+
+def set_held() -> str:
+    """Which error ended it."""
+    try:
+        for index, promise in enumerate(_held):
+            promise.set_value(torch.tensor(float(index)))
+    except dtorch_ops.DTorchError as error:
+        return type(error).__name__
+    return "none"
+
+
+def error_of_setting_held() -> str:
+    return error_of_set(_held[0])
+
+
+def dump_held() -> bytes:
+    return pickle.dumps(_held[0])
+
+
+def load_and_set(data: bytes, value: float) -> None:
+    pickle.loads(data).set_value(torch.tensor(value))
+
+
+# ---- Kinds of tensors ---------------------------------------------------------------------------
+
+
+def set_case(promise: Promise, name: str) -> None:
+    promise.set_value(tensor_cases.cases()[name])
+
+
+def error_of_unsendable(promise: Promise, kind: str) -> str:
+    """What the refusal said, which has not used the promise up."""
+    said = "none"
+    for _ in range(2):
+        try:
+            promise.set_value(tensor_cases.unsendable(kind))
+        except TypeError as error:
+            said = str(error)
+    promise.set_value(torch.tensor(1.0))
+    return said
+
+
+def set_then_overwrite(promise: Promise, size: int) -> None:
+    value = torch.ones(size)
+    promise.set_value(value)
+    value.zero_()
+
+
+# ---- Told when ----------------------------------------------------------------------------------
+
+
+def set_when_told(promise: Promise, ready: str, go: str) -> str:
+    """Says through one named pipe that it has the promise, and waits for the other to open."""
+    assert promise.is_pending()
+    with open(ready, "w"):
+        pass
+    with open(go):
+        pass
+    return error_of_set(promise)
+
+
+def error_of_get_future(promise: Any) -> str:
+    try:
+        promise.get_future()
+    except dtorch_ops.DTorchError as error:
+        return str(error)
+    return "none"
+
+
+def error_of_cancel(promise: Any) -> str:
+    try:
+        promise.cancel()
+    except dtorch_ops.DTorchError as error:
+        return str(error)
+    return "none"
+
+
+def set_first_drop_second(first: Promise, second: Promise) -> None:
+    assert second.is_pending()
+    first.set_value(torch.tensor(1.0))

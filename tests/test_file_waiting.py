@@ -1,0 +1,288 @@
+"""Threads that wait, with limits and callbacks, for what other processes fulfil."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import signal
+import textwrap
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import producers
+import pytest
+from forked import check
+from futures import WAITS, blocked_in
+from helpers import Worker
+from peer import Peer
+from producers import Promise
+
+import dtorch_ops
+
+LIMIT_MS = 30_000
+
+
+@pytest.fixture(scope="module")
+def peer() -> Iterator[Peer]:
+    with Peer("fork") as process:
+        yield process
+
+
+def pending() -> tuple[Any, Any]:
+    promise = Promise()
+    return promise, promise.get_future()
+
+
+# ---- Threads ------------------------------------------------------------------------------------
+
+
+def test_a_blocked_thread_and_a_callback_on_one_future(peer: Peer) -> None:
+    for index in range(50):
+        promise, future = pending()
+        called: list[float] = []
+        done = threading.Event()
+
+        def callback(f: Any, called: Any = called, done: Any = done) -> None:
+            called.append(f.value().item())
+            done.set()
+
+        if index % 2:
+            future.add_done_callback(callback)
+        worker = (
+            blocked_in(lambda f=future: f.wait(LIMIT_MS)) if index < 10 else Worker(future.wait)
+        )
+        if not index % 2:
+            future.add_done_callback(callback)
+        peer.call(producers.set_many, [promise], float(index))
+        assert worker.finish().item() == index  # type: ignore[attr-defined]
+        assert done.wait(20)
+        assert called == [index]
+
+
+@pytest.mark.parametrize("callback_too", [False, True])
+def test_threads_that_wait_for_one_future_in_every_way(peer: Peer, callback_too: bool) -> None:
+    for _ in range(5):
+        promise, future = pending()
+        seen = threading.Event()
+        if callback_too:
+            future.add_done_callback(lambda f, seen=seen: seen.set())
+        workers = [
+            blocked_in(functools.partial(way, promise.get_future()))
+            for way in [*WAITS.values(), WAITS["wait"]]
+        ]
+        peer.call(producers.set_full, promise, 2.0)
+        for worker in workers:
+            assert worker.finish().tolist() == [2.0] * 3  # type: ignore[attr-defined]
+        assert not callback_too or seen.wait(20)
+
+
+def test_a_waiter_whose_time_is_up_leaves_the_others_alone(peer: Peer) -> None:
+    for _ in range(20):
+        promise, future = pending()
+        patient = blocked_in(future.wait)
+        with pytest.raises(TimeoutError):
+            future.wait(1)
+        peer.call(producers.set_full, promise, 2.0)
+        assert patient.finish().tolist() == [2.0] * 3  # type: ignore[attr-defined]
+
+
+def test_a_broken_promise_wakes_waiters_and_callbacks(peer: Peer) -> None:
+    promise, future = pending()
+    called = threading.Event()
+    future.add_done_callback(lambda f: called.set())
+    workers = [blocked_in(future.wait) for _ in range(3)]
+    peer.call(producers.drop, promise)
+    for worker in workers:
+        with pytest.raises(dtorch_ops.BrokenPromiseError):
+            worker.finish()
+    assert called.wait(20)
+
+
+# ---- Time limits --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_values_that_arrive_while_time_limits_pass(peer: Peer, threads: int) -> None:
+    """Whether a wait ends by the value or by its limit, nothing is lost."""
+    rng = random.Random(7)
+    for _ in range(15):
+        promises = [pending() for _ in range(40)]
+        peer.start(producers.set_many, [promise for promise, _ in promises])
+
+        def read(seed: int, promises: Any = promises) -> list[float]:
+            rng = random.Random(seed)
+            values = []
+            for _, future in promises:
+                while True:
+                    try:
+                        values.append(future.wait(rng.choice([0, 0.01, 0.05, 0.1, 1])).item())
+                        break
+                    except TimeoutError:
+                        continue
+            return values
+
+        workers = [Worker(functools.partial(read, rng.random())) for _ in range(threads)]
+        for worker in workers:
+            assert worker.finish() == [float(i) for i in range(40)]
+        peer.finish()
+
+
+def test_a_group_with_time_limits(peer: Peer) -> None:
+    for _ in range(10):
+        promises = [pending() for _ in range(30)]
+        futures = [future for _, future in promises]
+        peer.start(producers.set_many, [promise for promise, _ in promises])
+        while True:
+            try:
+                values = dtorch_ops.wait_all(futures, 0.05)
+                break
+            except TimeoutError:
+                continue
+        assert [v.item() for v in values] == [float(i) for i in range(30)]
+        peer.finish()
+
+
+# ---- Ctrl-C -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wait", ["future.get()", "future.wait()", "future.wait(60000)", "dtorch_ops.wait_all([future])"]
+)
+def test_ctrl_c_and_then_the_value(wait: str) -> None:
+    check(
+        f"""
+        def worker(link):
+            promise = pickle.loads(hear(link))
+            # Once the main thread sleeps in its wait.
+            stat = f"/proc/{{os.getppid()}}/stat"
+            asleep = 0
+            while asleep < 5:
+                time.sleep(0.005)
+                with open(stat) as file:
+                    asleep = asleep + 1 if file.read().rpartition(")")[2].split()[0] == "S" else 0
+            os.kill(os.getppid(), signal.SIGINT)
+            hear(link)
+            promise.set_value(torch.tensor(5.0))
+        child = forked(worker)
+        promise, future = pending()
+        child.say(pickle.dumps(promise))
+        start = time.monotonic()
+        try:
+            {wait}
+            raise AssertionError("not interrupted")
+        except KeyboardInterrupt:
+            pass
+        assert not future.is_ready() and future.valid()
+        child.say()
+        assert future.wait(LIMIT * 1000).item() == 5.0
+        assert future.get().item() == 5.0
+        child.end()
+        """
+    )
+
+
+# ---- Callbacks that block -----------------------------------------------------------------------
+
+
+_SETTER = """
+def setter(link):
+    while data := hear(link):
+        for index, promise in enumerate(pickle.loads(data)):
+            promise.set_value(torch.tensor(float(index)))
+setter = forked(setter)
+
+def ended():
+    setter.say(b"")
+    setter.end()
+"""
+
+
+@pytest.mark.parametrize("nested", [False, True], ids=["side by side", "and nested"])
+def test_callbacks_that_block_on_what_arrives_in_the_same_instant(nested: bool) -> None:
+    """However deep: each blocked callback leaves another thread to listen."""
+    check(
+        _SETTER
+        + textwrap.dedent(f"""
+        for round in range(20):
+            promises = [pending() for _ in range(7)]
+            futures = [future for _, future in promises]
+            chained = [
+                first.then(lambda f, second=second: f.value() + second.wait(5000))
+                for first, second in zip(futures, futures[1:])
+            ]
+            sum_of_all = futures[0]
+            for i in range(1, 7 if {nested} else 1):
+                sum_of_all = sum_of_all.then(
+                    lambda f, i=i, futures=futures: f.value() + futures[i].wait(5000)
+                )
+            setter.say(pickle.dumps([promise for promise, _ in promises]))
+            assert [value_of(child).item() for child in chained] == [1.0, 3.0, 5.0, 7.0, 9.0, 11.0]
+            assert value_of(sum_of_all).item() == (21.0 if {nested} else 0.0)
+        ended()
+        """)
+    )
+
+
+@pytest.mark.parametrize("order", ["forwards", "backwards"])
+def test_callbacks_that_block_on_each_other_in_turn(order: str) -> None:
+    check(
+        _SETTER
+        + textwrap.dedent(f"""
+        values = list(range(7)) if {order!r} == "forwards" else list(range(6, -1, -1))
+        for _ in range(20):
+            promises = [pending() for _ in range(7)]
+            futures = [future for _, future in promises]
+            results = [None] * 7
+            done = threading.Semaphore(0)
+            def block(f, i, futures=futures, results=results, done=done):
+                following = futures[i + 1].wait(5000).item() if i < 6 else 0
+                results[i] = f.value().item() + following
+                done.release()
+            for i, future in enumerate(futures):
+                future.add_done_callback(lambda f, i=i, block=block: block(f, i))
+            setter.say(pickle.dumps([promises[i][0] for i in values]))
+            for _ in range(7):
+                assert done.acquire(timeout=10), "a callback hangs"
+            following = [*values[1:], 0]
+            assert results == [a + b for a, b in zip(values, following)]
+        ended()
+        """)
+    )
+
+
+def test_a_callback_that_blocks_while_the_main_thread_waits(peer: Peer) -> None:
+    for _ in range(20):
+        first, second = pending(), pending()
+        child = first[1].then(lambda f, s=second[1]: f.value() + s.wait(LIMIT_MS))
+        waiting = Worker(lambda c=child: c.wait(LIMIT_MS))
+        peer.start(producers.set_many, [first[0], second[0]], 1.0)
+        assert second[1].wait(LIMIT_MS).item() == 2.0
+        assert waiting.finish().item() == 3.0  # type: ignore[attr-defined]
+        peer.finish()
+
+
+def test_a_time_limit_on_a_child_whose_callback_blocks(peer: Peer) -> None:
+    first, second = pending(), pending()
+    child = first[1].then(lambda f: f.value() + second[1].wait(LIMIT_MS))
+    peer.call(producers.set_many, [first[0]], 1.0)
+    with pytest.raises(TimeoutError):
+        child.wait(20)
+    peer.call(producers.set_many, [second[0]], 2.0)
+    assert child.wait(LIMIT_MS).item() == 3.0
+
+
+def test_signals_stay_with_the_main_thread(peer: Peer) -> None:
+    """The thread that listens takes none: a handler runs where it should."""
+    promise, future = pending()
+    peer.call(producers.set_full, promise, 1.0)
+    future.wait(LIMIT_MS)
+    handled: list[int] = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: handled.append(threading.get_ident()))
+    try:
+        for _ in range(20):
+            os.kill(os.getpid(), signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert set(handled) == {threading.main_thread().ident}
