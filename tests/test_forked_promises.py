@@ -163,8 +163,6 @@ def test_a_large_value_that_is_not_contiguous() -> None:
     """Torch's own threads for such a copy do not exist in the child."""
     check_python(
         """
-        import warnings
-        warnings.simplefilter("ignore", ResourceWarning)  # the ends of the links
         torch.set_num_threads(2)
         torch.ones(1000, 1000).t().contiguous()
         promise, future = pending()
@@ -174,6 +172,7 @@ def test_a_large_value_that_is_not_contiguous() -> None:
             link.close()
         child = forked(child)
         child.end()
+        child.link.close()
         assert value_of(future).sum().item() == 2_000_000
         """
     )
