@@ -134,12 +134,27 @@ def test_a_grandchild_fulfils_a_promise_whose_own_parent_has_gone() -> None:
     )
 
 
-def test_a_child_of_a_producer_that_was_given_its_promise_is_one_too() -> None:
-    """Given: as an argument of a Process is, which adopts it. Its parent may end then."""
+@pytest.mark.parametrize(
+    "use",
+    [
+        "promise._adopt()",  # as an argument of a Process is
+        pytest.param(
+            "pass",
+            marks=pytest.mark.xfail(
+                strict=True,
+                reason="the owner learns of the child when that first uses the promise: see 'Known "
+                "limits' in docs/design.md",
+            ),
+        ),
+    ],
+    ids=["given", "untouched"],
+)
+def test_a_child_of_a_producer_inherits_what_that_has_unpickled(use: str) -> None:
+    """It is a producer then, and its parent may end."""
     check(
-        """
+        f"""
         def grandchild(link, above, promise):
-            promise._adopt()
+            {use}
             say(link)
             hear(above)
             promise.set_value(torch.arange(1000.0))
@@ -152,7 +167,7 @@ def test_a_child_of_a_producer_that_was_given_its_promise_is_one_too() -> None:
         promise, future = pending()
         child.say(pickle.dumps(promise))
         child.end(-signal.SIGKILL)
-        until(lambda: dtorch_ops.stats()["producers"] == 1 or future.is_ready())
+        until(lambda: dtorch_ops.stats()["producers"] == {int(use != "pass")} or future.is_ready())
         child.say()
         assert torch.equal(value_of(future), torch.arange(1000.0))
         """

@@ -13,6 +13,16 @@ class OneLineParser(argparse.ArgumentParser):
     def __init__(self, description: str) -> None:
         super().__init__(description=description, allow_abbrev=False)
 
+    def add_integer(self, name: str, low: int, high: int, *, default: int, help: str) -> None:
+        """An option that takes an integer from ``low`` to ``high``."""
+        self.add_argument(
+            name,
+            type=integer(low, high),
+            default=default,
+            metavar="N",
+            help=f"{help} (default: %(default)s)",
+        )
+
     def error(self, message: str) -> NoReturn:
         """Say what is wrong in one line, without the usage; exit with 2."""
         self.exit(2, f"{self.prog}: error: {' '.join(message.split())} (see --help)\n")

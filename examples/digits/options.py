@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from .arguments import OneLineParser, integer
+from .arguments import OneLineParser
 
 DEFAULT_OUTPUT = os.path.relpath(Path(__file__).parent.parent / "output" / "loss.png")
 FORMATS = (".png", ".pdf", ".svg")
@@ -48,27 +48,10 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         description="Train two small convolutional networks on scikit-learn's handwritten digits, "
         "reading each step's loss through futures, and serve them to asyncio clients.",
     )
-    parser.add_argument(
-        "--epochs",
-        type=integer(1, 1000),
-        default=12,
-        metavar="N",
-        help="passes over the training images (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--batch-size",
-        type=integer(1, 1024),
-        default=32,
-        metavar="N",
-        help="images in a training step (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--clients",
-        type=integer(1, 256),  # fewer than there are test images, so that each has some to ask for
-        default=32,
-        metavar="N",
-        help="clients that ask at the same time (default: %(default)s)",
-    )
+    parser.add_integer("--epochs", 1, 1000, default=12, help="passes over the training images")
+    parser.add_integer("--batch-size", 1, 1024, default=32, help="images in a training step")
+    # fewer than there are test images, so that each has some to ask for
+    parser.add_integer("--clients", 1, 256, default=32, help="clients that ask at the same time")
     parser.add_argument(
         "--output",
         type=_writable_plot,
@@ -76,11 +59,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         metavar="FILE",
         help=f"plot of the loss: {', '.join(FORMATS)} (default: output/loss.png beside the script)",
     )
-    parser.add_argument(
-        "--seed",
-        type=integer(0, 2**31),
-        default=0,
-        metavar="N",
-        help="of the split, the weights and the order of the images (default: %(default)s)",
+    parser.add_integer(
+        "--seed", 0, 2**31, default=0, help="of the split, the weights and the order of the images"
     )
     return Options(**vars(parser.parse_args(arguments)))

@@ -129,14 +129,14 @@ class Service::End final : public OwnerEnd, public std::enable_shared_from_this<
   // In a thread that waits for the promise, and holds its future: what it is to complete it with.
   std::optional<shm::Mailbox::Event> Look() {
     // Another thread may have found it, and be in a callback that does not end before this does.
-    if (service_.mailbox_.HasMore()) service_.mailbox_.Ring();
+    if (service_.mailbox_.HasMore()) service_.mailbox_.WakeAnother();
     if (!service_.mailbox_.IsReady(place())) return std::nullopt;
     // This thread may hold what a callback of others wants: those run where they always do. (One
     // that is added in this very moment, with no way of ours, is run here.)
     if (!RunsCallbacks(FuturePtr::reclaim_copy(future_))) {
       return service_.mailbox_.CollectOne(place());
     }
-    service_.mailbox_.Ring();
+    service_.mailbox_.WakeAnother();
     return std::nullopt;
   }
 

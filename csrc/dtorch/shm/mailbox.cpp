@@ -253,15 +253,12 @@ void Mailbox::Attend(uint32_t slot) {
 }
 
 void Mailbox::Ring() {
-  RingIfArmed(meta_.header().armed, [this] {
-    const char ring = 1;
-    (void)!write(bell_write_.get(), &ring, 1);  // if it is full, rings enough are waiting
-  });
+  RingIfArmed(meta_.header().armed, [this] { WakeAnother(); });
 }
 
 void Mailbox::WakeAnother() {
   const char ring = 1;
-  (void)!write(bell_write_.get(), &ring, 1);
+  (void)!write(bell_write_.get(), &ring, 1);  // if it is full, rings enough are waiting
 }
 
 void Mailbox::Arm() {

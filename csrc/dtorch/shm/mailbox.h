@@ -92,14 +92,12 @@ class DTORCH_API Mailbox {
   /// if there is none. Never blocks.
   std::optional<Event> Collect();
   /// Whether events have been found that nobody has been told yet. A thread that may not come back
-  /// for them soon calls Ring().
+  /// for them soon calls WakeAnother().
   bool HasMore() const { return found_count_.load() > 0; }
   /// The same for one promise, by a thread that waits for it; nullopt if it is not ready.
   std::optional<Event> CollectOne(Place place);
-  /// Has a thread that sleeps in Sleep() look, if one has armed the bell.
-  void Ring();
-  /// For a thread that has been woken, and may not look again soon: has another one look, which
-  /// sleeps, although the bell was disarmed for the first.
+  /// Has a thread that sleeps in Sleep() look, whether or not the bell is armed: it is not if a
+  /// ring has woken another thread, which may be in a callback for long.
   void WakeAnother();
 
   /// Sleeps until there may be something to collect, Stop(), or the time is over (false; -1 is no
@@ -151,6 +149,7 @@ class DTORCH_API Mailbox {
   void Arm();  // whoever publishes from now on rings
   void OnEvent(uint64_t event);
   void TryWatchProcess(uint32_t lane);
+  void Ring();  // as a producer does: if the bell is armed
   void Attend(uint32_t slot);
   Local* Find(Place place);  // nullptr if it is not outstanding
   bool ChildHasSeen(uint32_t epoch) const;

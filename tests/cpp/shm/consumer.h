@@ -82,7 +82,7 @@ class Consumer {
     for (;;) {
       auto& bell = mailbox_.bell(place);
       const uint32_t rung = bell.load();
-      if (mailbox_.HasMore()) mailbox_.Ring();
+      if (mailbox_.HasMore()) mailbox_.WakeAnother();
       if (mailbox_.IsReady(place)) {
         if (auto event = mailbox_.CollectOne(place)) {
           mailbox_.EndWait(place);
@@ -110,7 +110,7 @@ class Consumer {
     while (!stopping_) {
       if (auto event = mailbox_.Collect()) {
         // Another thread may go on with what was found together with this.
-        if (mailbox_.HasMore()) mailbox_.Ring();
+        if (mailbox_.HasMore()) mailbox_.WakeAnother();
         Deliver(*std::move(event));
       } else {
         mailbox_.Sleep(-1);

@@ -321,7 +321,7 @@ int Run(const char* program, int seconds, uint64_t seed) {
   for (int round = 1; !end.HasPassed(); ++round) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
     consumer.mailbox().GetStats();
-    consumer.mailbox().Ring();
+    consumer.mailbox().WakeAnother();
     for (const auto& each : Attachment::All()) each->Trim(1 << 20);
     SetCacheLimit(round % 2 ? 1 << 16 : 1 << 30);
     if (round % 5 == 0) Fork(consumer.mailbox());
