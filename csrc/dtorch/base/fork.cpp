@@ -25,6 +25,24 @@ void Call(void (*ForkHandlers::*handler)()) {
   }
 }
 
+// Takes all locks that are held across a fork, and then the list's: with that one first, who
+// registers a lock while it holds another would wait for us, and we for it.
+void LockAll() {
+  size_t locked = 0;
+  for (;;) {
+    State().mutex.lock();
+    if (locked == State().held.size()) return;
+    std::mutex* const next = State().held[locked++];
+    State().mutex.unlock();
+    next->lock();
+  }
+}
+
+void UnlockAll() {
+  for (std::mutex* m : State().held) m->unlock();
+  State().mutex.unlock();
+}
+
 ForkState& State() {
   // Leaked on purpose: threads may still use it while static destructors run.
   static ForkState* state = [] {
@@ -32,18 +50,15 @@ ForkState& State() {
     pthread_atfork(
         [] {
           Call(&ForkHandlers::prepare);
-          State().mutex.lock();
-          for (std::mutex* m : State().held) m->lock();
+          LockAll();
         },
         [] {
-          for (std::mutex* m : State().held) m->unlock();
-          State().mutex.unlock();
+          UnlockAll();
           Call(&ForkHandlers::parent);
         },
         [] {
           State().generation.fetch_add(1, std::memory_order_relaxed);
-          for (std::mutex* m : State().held) m->unlock();
-          State().mutex.unlock();
+          UnlockAll();
           Call(&ForkHandlers::child);
         });
     return s;

@@ -14,7 +14,8 @@ DTORCH_API uint32_t ForkGeneration();
 
 /// Keeps `mutex` usable in a forked child: it is taken around every fork, so that no thread that
 /// the child lacks can be holding it. For the few locks of global tables. `mutex` must live for
-/// ever. Locks are taken in the order in which they were registered.
+/// ever. A fork takes them in no particular order, and with the host's global lock held, if that is
+/// its caller's: who holds one waits neither for another nor for that.
 DTORCH_API void HoldAcrossFork(std::mutex& mutex);
 
 /// What is called around every fork. Each may be null.

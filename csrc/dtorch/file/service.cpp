@@ -2,7 +2,6 @@
 
 #include "dtorch/base/error.h"
 #include "dtorch/base/fork.h"
-#include "dtorch/base/host.h"
 #include "dtorch/file/codec.h"
 #include "dtorch/future/complete.h"
 #include "dtorch/future/sleeper.h"
@@ -151,7 +150,6 @@ Service* Service::GetIfAny() { return instance.load(); }
 
 Service& Service::Get() {
   if (Service* service = instance.load()) return *service;
-  HostUnlocked unlocked;
   std::lock_guard<std::mutex> lock(InstanceMutex());
   if (Service* service = instance.load()) return *service;
   static const bool once [[maybe_unused]] = [] {

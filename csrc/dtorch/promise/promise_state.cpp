@@ -11,21 +11,10 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
-#include <mutex>
 #include <utility>
 
 namespace dtorch {
 namespace {
-
-// Serialises what is rare: first tokens, and first uses of inherited promises.
-std::mutex& RareMutex() {
-  static auto* mutex = [] {
-    auto* made = new std::mutex;
-    HoldAcrossFork(*made);
-    return made;
-  }();
-  return *mutex;
-}
 
 // The end of a promise that has left, or may have left, its process. Only of promises.
 std::shared_ptr<OwnerEnd> EndOf(const FuturePtr& future) {
@@ -94,8 +83,6 @@ bool PromiseState::TryLeavePending(Status to) {
 ProducerEnd* PromiseState::producer() const {
   if (fork_generation_ == ForkGeneration()) return producer_.get();
   if (ProducerEnd* end = inherited_.load()) return end;
-  std::lock_guard<std::mutex> lock(RareMutex());
-  if (ProducerEnd* end = inherited_.load()) return end;
   std::unique_ptr<ProducerEnd> end;
   if (producer_) {
     end = producer_->Reopen();
@@ -109,8 +96,9 @@ ProducerEnd* PromiseState::producer() const {
         "and that cannot leave its process, which is of mode 'memory', say: make it with mode "
         "'auto' or 'file', or use it in the parent");
   }
-  inherited_.store(end.get());
-  return end.release();
+  // Another thread may have made one meanwhile: then that is the one, and ours is dropped.
+  ProducerEnd* made = nullptr;
+  return inherited_.compare_exchange_strong(made, end.get()) ? end.release() : made;
 }
 
 void PromiseState::Adopt() {
@@ -144,7 +132,6 @@ std::string PromiseState::Token() {
   if (!is_pending()) ThrowSatisfied();
   std::shared_ptr<OwnerEnd> end = EndOf(future_);
   if (!end) {
-    std::lock_guard<std::mutex> lock(RareMutex());
     end = FileBackend().Export(future_);
     // Fulfilled by another thread meanwhile, which may not have seen the end: nobody shall wait for
     // what was made too late.
