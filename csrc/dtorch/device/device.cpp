@@ -2,6 +2,7 @@
 
 #include <ATen/Context.h>
 #include <ATen/DeviceAccelerator.h>
+#include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 
@@ -39,6 +40,10 @@ std::vector<c10::Device> InitializedDevices() {
   std::vector<c10::Device> devices;
   const auto type = at::getAccelerator(/*checked=*/false);
   if (!type) return devices;
+  // Asked first: it knows without the driver, which a fork of a process that has called it breaks.
+  // (And a fake tensor mode puts a guard of one device in the place of a missing driver's.)
+  auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(*type));
+  if (allocator && !allocator->initialized()) return devices;
   const auto& hooks = at::globalContext().getAcceleratorHooksInterface(*type);
   const auto count = c10::impl::getDeviceGuardImpl(*type)->deviceCount();
   for (c10::DeviceIndex i = 0; i < count; ++i) {
