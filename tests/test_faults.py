@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 import subprocess
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from shm_programs import Peer, peers, program
@@ -244,6 +247,74 @@ def test_another_producer_holds_the_promise_meanwhile(consumer, doing, point, ho
                 elif end != "set":
                     assert round.outcome() == "broken"
         check_that_nothing_is_left(consumer, start)
+
+
+# ---- A producer that forks ----------------------------------------------------------------------
+
+child_steps = pytest.mark.parametrize(
+    "point", ["lane claimed", "lane announced", "holds taken over"]
+)
+
+
+def stopped_child_of(producer: Peer) -> int:
+    """Its number, once it is: nobody can wait for another one's child."""
+    children = Path(f"/proc/{producer.pid}/task/{producer.pid}/children").read_text().split()
+    limit = time.monotonic() + 20
+    while Path(f"/proc/{children[0]}/stat").read_text().rsplit(")", 1)[1].split()[0] != "T":
+        assert time.monotonic() < limit, "it does not stop"
+        time.sleep(0.001)
+    return int(children[0])
+
+
+@pytest.mark.parametrize("size", [INLINE, BLOCK])
+@pytest.mark.parametrize("waiter", ["listener", "thread"])
+def test_a_producer_is_killed_in_the_middle_of_a_fork(consumer, waiter, size):
+    start = settled(consumer)
+    with peers("producer") as [producer]:
+        round = Round(consumer, waiter)
+        producer.ask(f"hold {round.token}", "holds")
+        producer.arm("kill", "forked")
+        producer.tell(f"fork {round.token} {size} 7")
+        assert producer.hear("child") == "child set"
+        assert round.outcome() == f"value {size} 7"
+    check_that_nothing_is_left(consumer, start)
+
+
+@child_steps
+@pytest.mark.parametrize("then", ["set", "drop"])
+def test_the_child_of_a_producer_is_killed_as_it_takes_over(consumer, point, then):
+    start = settled(consumer)
+    with peers("producer") as [producer]:
+        round = Round(consumer, "listener")
+        producer.ask(f"hold {round.token}", "holds")
+        producer.arm("kill", point)
+        producer.ask(f"fork {round.token} {BLOCK} 7", "forked")
+        producer.ask(command(then, round.token, BLOCK), ANSWERS[then])
+        assert round.outcome() == ("broken" if then == "drop" else f"value {BLOCK} 7")
+    check_that_nothing_is_left(consumer, start)
+
+
+@child_steps
+def test_a_producer_is_killed_while_its_child_is_stopped(consumer, point):
+    """It is its parent's heir once it has its holds; before, nobody waits for it for long."""
+    start = settled(consumer)
+    with peers("producer") as [producer]:
+        round = Round(consumer, "listener")
+        producer.ask(f"hold {round.token}", "holds")
+        producer.arm("stop", point)
+        producer.tell(f"fork {round.token} {BLOCK} 7")
+        producer.hear("stopping")
+        child = stopped_child_of(producer)
+        os.kill(producer.pid, signal.SIGKILL)
+        if point != "holds taken over":
+            assert round.outcome() == "broken"
+        os.kill(child, signal.SIGCONT)
+        if point != "holds taken over":
+            assert producer.hear("child") == "child refused"
+        else:
+            assert producer.hear("child") == "child set"
+            assert round.outcome() == f"value {BLOCK} 7"
+    check_that_nothing_is_left(consumer, start)
 
 
 # ---- The consumer -------------------------------------------------------------------------------

@@ -134,42 +134,170 @@ def test_a_grandchild_fulfils_a_promise_whose_own_parent_has_gone() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "use",
-    [
-        "promise._adopt()",  # as an argument of a Process is
-        pytest.param(
-            "pass",
-            marks=pytest.mark.xfail(
-                strict=True,
-                reason="the owner learns of the child when that first uses the promise: see 'Known "
-                "limits' in docs/design.md",
-            ),
-        ),
-    ],
-    ids=["given", "untouched"],
-)
-def test_a_child_of_a_producer_inherits_what_that_has_unpickled(use: str) -> None:
-    """It is a producer then, and its parent may end."""
+@pytest.mark.parametrize("end", ["kill", "exit", "drop"])
+def test_a_child_of_a_producer_inherits_what_that_has_unpickled(end: str) -> None:
+    """From the fork on: it need not have touched it when its parent ends, or drops it."""
     check(
         f"""
         def grandchild(link, above, promise):
-            {use}
-            say(link)
             hear(above)
             promise.set_value(torch.arange(1000.0))
         def child(link):
             promise = pickle.loads(hear(link))
-            forked(grandchild, link, promise).hear()
-            # Ends by a kill: no destructor tells of what was handed on.
-            os.kill(os.getpid(), signal.SIGKILL)
+            forked(grandchild, link, promise)
+            if {end!r} == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)  # no destructor tells of what was handed on
+            if {end!r} == "drop":
+                del promise
+                say(link)
+                os.wait()
         child = forked(child)
         promise, future = pending()
         child.say(pickle.dumps(promise))
-        child.end(-signal.SIGKILL)
-        until(lambda: dtorch_ops.stats()["producers"] == {int(use != "pass")} or future.is_ready())
+        if {end!r} == "drop":
+            child.hear()
+        else:
+            child.end(-signal.SIGKILL if {end!r} == "kill" else 0)
+            until(lambda: dtorch_ops.stats()["producers"] == 1)
+        assert not future.is_ready()
         child.say()
         assert torch.equal(value_of(future), torch.arange(1000.0))
+        if {end!r} == "drop":
+            child.end()
+        until(lambda: dtorch_ops.stats()["producers"] == 0)
+        """
+    )
+
+
+@pytest.mark.parametrize("end", ["kill", "exit", "drop", "exec"])
+def test_it_breaks_with_the_last_child_of_its_producer(end: str) -> None:
+    check(
+        f"""
+        def grandchild(link, above, held):
+            hear(above)
+            if {end!r} == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if {end!r} == "exec":
+                above.setblocking(True)
+                os.dup2(above.fileno(), 0)  # what tells it to end
+                os.execv("/bin/cat", ["cat"])
+            if {end!r} == "drop":
+                held.clear()
+                say(above)
+                hear(above)
+        def child(link):
+            held = [pickle.loads(hear(link)) for _ in range(2)]
+            held.append(held[0])
+            forked(grandchild, link, held)
+        child = forked(child)
+        futures = []
+        for cls in (dtorch_ops.TensorPromise, dtorch_ops.VoidPromise):
+            promise, future = pending(cls)
+            child.say(pickle.dumps(promise))
+            futures.append(future)
+        child.end()
+        assert not any(f.is_ready() for f in futures)
+        child.say()
+        for future in futures:
+            broken(future)
+        if {end!r} == "drop":
+            child.hear()
+            child.say()
+        else:
+            until(lambda: dtorch_ops.stats()["producers"] == 0)
+        """
+    )
+
+
+def test_a_producer_that_calls_exec_has_dropped_its_promises() -> None:
+    """Its process lives on as something else, which knows nothing of them."""
+    check(
+        """
+        def child(link):
+            promise = pickle.loads(hear(link))
+            say(link)
+            hear(link)
+            link.setblocking(True)
+            os.dup2(link.fileno(), 0)
+            os.execv("/bin/cat", ["cat"])  # until the link is closed
+        child = forked(child)
+        promise, future = pending()
+        child.say(pickle.dumps(promise))
+        child.hear()
+        assert not future.is_ready()
+        child.say()
+        broken(future)
+        until(lambda: dtorch_ops.stats()["producers"] == 0)
+        assert os.waitpid(child.pid, os.WNOHANG) == (0, 0), "exec has failed"
+        child.link.close()
+        child.end()
+        """
+    )
+
+
+def test_a_producer_that_starts_programs_stays_the_only_one() -> None:
+    check(
+        """
+        def child(link):
+            promise = pickle.loads(hear(link))
+            # One by vfork, one by a fork proper.
+            programs = [subprocess.Popen(["cat"], stdin=subprocess.PIPE),
+                        subprocess.Popen(["cat"], stdin=subprocess.PIPE, preexec_fn=lambda: None)]
+            say(link)
+            hear(link)
+            del promise
+            say(link)
+            hear(link)
+            for program in programs:
+                program.communicate()
+        child = forked(child)
+        promise, future = pending()
+        child.say(pickle.dumps(promise))
+        child.hear()
+        until(lambda: dtorch_ops.stats()["producers"] == 1)
+        child.say()
+        child.hear()
+        broken(future)
+        child.say()
+        child.end()
+        """
+    )
+
+
+def test_generations_of_producers() -> None:
+    """Each forks the next, with a value of its own on the way, and ends."""
+    check(
+        """
+        DEPTH = 5
+        def descend(link, above, promises, lent, depth):
+            if depth == DEPTH:
+                hear(above)
+                assert lent.sum().item() == 7 * 1000
+                for promise in promises:
+                    promise.set_value(torch.full((1000,), float(depth)))
+                return
+            if depth:
+                promises.pop(0).set_value(torch.full((1000,), float(depth)))
+            forked(descend, above, promises, lent, depth + 1)
+        def child(link):
+            promises = [pickle.loads(hear(link)) for _ in range(DEPTH + 1)]
+            lent = promises[0].empty((1000,))
+            lent.fill_(7)
+            descend(link, link, promises, lent, 0)
+        child = forked(child)
+        futures = []
+        for _ in range(DEPTH + 1):
+            promise, future = pending()
+            child.say(pickle.dumps(promise))
+            futures.append(future)
+        child.end()
+        for depth in range(1, DEPTH):
+            assert value_of(futures[depth - 1]).tolist() == [float(depth)] * 1000
+        assert not futures[-1].is_ready() and not futures[-2].is_ready()
+        child.say()
+        for future in futures[DEPTH - 1:]:
+            assert value_of(future).tolist() == [float(DEPTH)] * 1000
+        until(lambda: dtorch_ops.stats()["producers"] == 0)
         """
     )
 

@@ -19,6 +19,16 @@ namespace {
 // Below, a system call costs more than it saves.
 constexpr uint64_t kFillColdFrom = 16384;
 
+// What the shared memory refuses is our error.
+template <typename Body>
+auto AsOurs(const Body& body) {
+  try {
+    return body();
+  } catch (const std::runtime_error& error) {
+    throw DTorchError(error.what());
+  }
+}
+
 // The producer's end of one promise of another process.
 class End final : public ProducerEnd {
  public:
@@ -37,14 +47,8 @@ class End final : public ProducerEnd {
   }
 
   at::Tensor Lend(at::IntArrayRef size, c10::ScalarType dtype) override {
-    try {
-      return Lent(attachment_, size, dtype);
-    } catch (const std::runtime_error& error) {
-      throw DTorchError(error.what());
-    }
+    return AsOurs([&] { return Lent(attachment_, size, dtype); });
   }
-
-  std::unique_ptr<ProducerEnd> Reopen() const override;
 
   bool IsPending() const override { return attachment_->IsPending(slot_, generation_); }
 
@@ -68,7 +72,7 @@ class End final : public ProducerEnd {
  private:
   template <typename Writer>
   void Send(const shm::Attachment::Value& value, const Writer& write) {
-    if (!attachment_->Claim(slot_, generation_)) {
+    if (!AsOurs([&] { return attachment_->Claim(slot_, generation_); })) {
       CheckOwner();
       throw PromiseAlreadySatisfiedError(
           attachment_->IsCancelled(slot_, generation_)
@@ -127,16 +131,10 @@ std::unique_ptr<ProducerEnd> Attach(const shm::Token& token) {
   }
 }
 
-std::unique_ptr<ProducerEnd> End::Reopen() const { return Attach(token()); }
-
 class FileBackend final : public Backend {
  public:
   std::shared_ptr<OwnerEnd> Export(const FuturePtr& future) override {
-    try {
-      return Service::Get().Export(future);
-    } catch (const std::runtime_error& error) {
-      throw DTorchError(error.what());
-    }
+    return AsOurs([&] { return Service::Get().Export(future); });
   }
 
   Imported Import(const std::string& text, bool has_value) override {

@@ -40,7 +40,8 @@ class DTORCH_API OwnerEnd : public Source {
 };
 
 /// The end in a process that has unpickled the token, or has inherited the promise by a fork. Going
-/// away unset it drops the promise, which breaks it if no other producer holds it. Thread-safe.
+/// away unset it drops the promise, which breaks it if no other producer holds it. Thread-safe. In
+/// a forked child it is an end of that child, from the fork on.
 class DTORCH_API ProducerEnd {
  public:
   virtual ~ProducerEnd();
@@ -56,10 +57,6 @@ class DTORCH_API ProducerEnd {
   /// Memory that a value can be computed straight into: SetValue() with the very tensor copies
   /// nothing.
   virtual at::Tensor Lend(at::IntArrayRef size, c10::ScalarType dtype) = 0;
-
-  /// In a forked child, where this object is of no use: one of its own. Reads only what never
-  /// changes.
-  virtual std::unique_ptr<ProducerEnd> Reopen() const = 0;
 };
 
 class DTORCH_API Backend {

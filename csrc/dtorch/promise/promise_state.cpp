@@ -47,12 +47,8 @@ PromiseState::PromiseState(Backend::Imported imported)
 
 PromiseState::~PromiseState() {
   delete inherited_.load();
-  if (fork_generation_ != ForkGeneration()) {
-    // What another process's ends stand for is that process's to give back.
-    (void)producer_.release();
-    return;
-  }
-  if (!future_) return;
+  // What another process's future stands for is that process's to give back.
+  if (!future_ || fork_generation_ != ForkGeneration()) return;
   if (!of_token_) SetOrigin(future_, Origin::kPromised);
   if (const auto end = EndOf(future_)) {
     of_token_ ? end->Drop() : end->OwnerDropped();
@@ -81,12 +77,10 @@ bool PromiseState::TryLeavePending(Status to) {
 }
 
 ProducerEnd* PromiseState::producer() const {
-  if (fork_generation_ == ForkGeneration()) return producer_.get();
+  if (producer_ || fork_generation_ == ForkGeneration()) return producer_.get();
   if (ProducerEnd* end = inherited_.load()) return end;
   std::unique_ptr<ProducerEnd> end;
-  if (producer_) {
-    end = producer_->Reopen();
-  } else if (const auto parents = EndOf(future_)) {
+  if (const auto parents = EndOf(future_)) {
     end = FileBackend().Inherit(*parents);
   } else if (future_->completed() || status_.load() != Status::kPending) {
     ThrowSatisfied();

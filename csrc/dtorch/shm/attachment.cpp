@@ -5,7 +5,6 @@
 #include "dtorch/sys/futex.h"
 
 #include <algorithm>
-#include <bit>
 #include <cerrno>
 #include <climits>
 #include <cstring>
@@ -19,22 +18,12 @@
 namespace dtorch::shm {
 namespace {
 
-std::atomic<uint64_t> cache_limit{uint64_t{1} << 30};
-
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
 
 constexpr uint64_t Key(uint32_t slot, uint32_t generation) {
   return uint64_t{generation} << 32 | slot;
-}
-
-// Four sizes for each doubling: little is wasted, and blocks of about one size are used again.
-uint64_t SizeClass(uint64_t bytes) {
-  if (bytes <= 256) return 256;
-  const int shift = std::bit_width(bytes - 1) - 3;
-  const uint64_t step = std::max<uint64_t>(uint64_t{1} << shift, alignof(BlockHeader));
-  return (bytes + step - 1) / step * step;
 }
 
 std::runtime_error Unreachable(const std::string& reason) {
@@ -48,6 +37,13 @@ std::runtime_error LaneIsFull(uint64_t bytes) {
                             " GiB of shared memory, got one of " + std::to_string(bytes) +
                             " bytes: let the consumer drop some of the tensors that it has "
                             "received, or send it in parts");
+}
+
+std::runtime_error Inert() {
+  return std::runtime_error(
+      "expected a promise that this process could take over from the process that has forked it, "
+      "got one that it could not: all lanes of the process that waits are taken, or no descriptor "
+      "was to be had at the fork; let the parent pickle the promise for this process instead");
 }
 
 Fd OpenDescriptor(const Address& address, int number, int flags) {
@@ -64,135 +60,69 @@ Fd OpenDescriptor(const Address& address, int number, int flags) {
   return fd;
 }
 
-}  // namespace
-
-// ---- LaneMemory ---------------------------------------------------------------------------------
-
-LaneMemory::Allocation LaneMemory::Allocate(uint64_t bytes, User user) {
-  const uint64_t size = SizeClass(bytes);
-  TakeBackReturned();
-  FreeList& free = free_[size];
-  uint64_t offset = 0;
-  const bool cold = free.warm.empty();
-  if (!cold) {
-    offset = free.warm.back();
-    free.warm.pop_back();
-    cached_ -= size;
-  } else if (!free.cold.empty()) {
-    offset = free.cold.back();
-    free.cold.pop_back();
-  } else if (size <= kLaneBytes - sizeof(BlockHeader) - top_) {
-    offset = top_ + sizeof(BlockHeader);
-    top_ = offset + size;
-  } else {
-    return {0, false};
-  }
-  live_.emplace(offset, Block{size, static_cast<uint8_t>(user)});
-  live_bytes_ += size;
-  auto* header = reinterpret_cast<BlockHeader*>(base_ + offset) - 1;
-  header->bytes = size;
-  return {offset, cold};
-}
-
-bool LaneMemory::Share(uint64_t offset, User user) {
-  const auto it = live_.find(offset);
-  if (it == live_.end() || it->second.users & static_cast<uint8_t>(user)) return false;
-  it->second.users |= static_cast<uint8_t>(user);
-  return true;
-}
-
-uint64_t LaneMemory::FindLent(const void* data, uint64_t bytes) const {
-  const auto* at = static_cast<const std::byte*>(data);
-  if (!base_ || at < base_ || at >= base_ + kLaneBytes) return 0;
-  const auto offset = static_cast<uint64_t>(at - base_);
-  const auto it = live_.find(offset);
-  const bool lent = it != live_.end() && it->second.size >= bytes &&
-                    it->second.users == static_cast<uint8_t>(User::kLender);
-  return lent ? offset : 0;
-}
-
-void LaneMemory::Free(uint64_t offset, User user) {
-  const auto it = live_.find(offset);
-  // Nothing that was handed out: the consumer's word is not trusted.
-  if (it == live_.end() || !(it->second.users & static_cast<uint8_t>(user))) return;
-  it->second.users &= static_cast<uint8_t>(~static_cast<uint8_t>(user));
-  if (it->second.users) return;
-  const uint64_t size = it->second.size;
-  live_.erase(it);
-  live_bytes_ -= size;
-  FreeList& free = free_[size];
-  if (cached_ + size > cache_limit.load(std::memory_order_relaxed)) {
-    Punch(offset, size);
-    free.cold.push_back(offset);
-    return;
-  }
-  cached_ += size;
-  free.warm.push_back(offset);
-}
-
-void LaneMemory::Punch(uint64_t offset, uint64_t size) {
-  const uint64_t from = (offset + kPage - 1) / kPage * kPage;
-  const uint64_t to = (offset + size) / kPage * kPage;
-  if (from >= to) return;
-  fallocate(memory_fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE,
-            static_cast<off_t>(file_offset_ + from), static_cast<off_t>(to - from));
-}
-
-void LaneMemory::Trim(uint64_t limit) {
-  // Large blocks first: they are fewest.
-  for (auto it = free_.rbegin(); it != free_.rend() && cached_ > limit; ++it) {
-    auto& [size, free] = *it;
-    while (!free.warm.empty() && cached_ > limit) {
-      Punch(free.warm.front(), size);
-      free.cold.push_back(free.warm.front());
-      free.warm.erase(free.warm.begin());
-      cached_ -= size;
-    }
-  }
-}
-
-void LaneMemory::TakeBackReturned() {
-  if (lane_->returned.load(std::memory_order_relaxed) == 0) return;
-  uint64_t offset = lane_->returned.exchange(0);
-  while (offset != 0) {
-    // A link that leads nowhere, or in a circle, names a block that the consumer does not have.
-    const auto it = live_.find(offset);
-    if (it == live_.end() || !(it->second.users & static_cast<uint8_t>(User::kConsumer))) return;
-    const uint64_t next = (reinterpret_cast<BlockHeader*>(base_ + offset) - 1)->next;
-    Free(offset, User::kConsumer);
-    offset = next;
-  }
-}
-
-void SetCacheLimit(uint64_t bytes) { cache_limit.store(bytes); }
-uint64_t CacheLimit() { return cache_limit.load(); }
-
-// ---- Attachment ---------------------------------------------------------------------------------
-
-namespace {
-
-// Of this process: what a child inherits of its parent's is left alone, mappings and all, since a
-// lane belongs to one process. Attachments are kept while the other process lives: the lane stays
-// ours, and its memory warm.
+// Attachments are kept while the other process lives: the lane stays ours, and its memory warm.
 struct Table {
   std::mutex mutex;
-  uint32_t generation = ForkGeneration();
   std::vector<std::shared_ptr<Attachment>> attachments;
-
-  std::vector<std::shared_ptr<Attachment>>& OfThisProcess() {
-    if (generation != ForkGeneration()) {
-      new std::vector<std::shared_ptr<Attachment>>(std::move(attachments));
-      attachments = {};
-      generation = ForkGeneration();
-    }
-    return attachments;
-  }
 };
+
+Table& Attachments();
+
+}  // namespace
+
+// The table and all attachments are locked around a fork, in the parent until the child has taken
+// over what it holds: the holds that the child finds are those of the fork.
+struct ForkOfAttachments {
+  static void Prepare() {
+    Table& table = Attachments();
+    table.mutex.lock();
+    bool holds = false;
+    for (const auto& each : table.attachments) {
+      each->BeforeFork();
+      holds = holds || each->held_ > 0;
+    }
+    int ends[2];
+    // Without descriptors to be had for it the parent goes on at once.
+    if (!holds || pipe2(ends, O_CLOEXEC) != 0) return;
+    child_works = Fd(ends[0]);
+    working = Fd(ends[1]);
+  }
+
+  static void InParent() {
+    working.Reset();
+    if (child_works) {
+      DTORCH_TEST_POINT("forked");
+      char unused;
+      while (read(child_works.get(), &unused, 1) < 0 && errno == EINTR) continue;  // until it ends
+      child_works.Reset();
+    }
+    Table& table = Attachments();
+    for (const auto& each : table.attachments) each->AfterForkInParent();
+    table.mutex.unlock();
+  }
+
+  static void InChild() {
+    child_works.Reset();
+    Table& table = Attachments();
+    for (const auto& each : table.attachments) each->AfterForkInChild();
+    // Whatever still uses them keeps them.
+    std::erase_if(table.attachments, [](const auto& each) { return each->IsInert(); });
+    table.mutex.unlock();
+    working.Reset();
+  }
+
+ private:
+  static thread_local Fd child_works, working;  // the ends of a pipe
+};
+
+thread_local Fd ForkOfAttachments::child_works, ForkOfAttachments::working;
+
+namespace {
 
 Table& Attachments() {
   static auto* table = [] {
     auto* made = new Table;
-    HoldAcrossFork(made->mutex);
+    OnFork({ForkOfAttachments::Prepare, ForkOfAttachments::InParent, ForkOfAttachments::InChild});
     return made;
   }();
   return *table;
@@ -203,7 +133,7 @@ Table& Attachments() {
 std::shared_ptr<Attachment> Attachment::To(const Address& address) {
   Table& table = Attachments();
   std::lock_guard<std::mutex> lock(table.mutex);
-  auto& known = table.OfThisProcess();
+  auto& known = table.attachments;
   for (const auto& each : known) {
     if (each->address() == address) return each;
   }
@@ -217,7 +147,7 @@ std::vector<std::shared_ptr<Attachment>> Attachment::All() {
   Table& table = Attachments();
   std::vector<std::shared_ptr<Attachment>> dead;  // dropped behind the lock
   std::lock_guard<std::mutex> lock(table.mutex);
-  auto& known = table.OfThisProcess();
+  auto& known = table.attachments;
   for (auto& each : known) {
     if (!each->OwnerLives()) dead.push_back(std::move(each));
   }
@@ -225,12 +155,12 @@ std::vector<std::shared_ptr<Attachment>> Attachment::All() {
   return known;
 }
 
-Attachment::Attachment(const Address& address) : address_(address) {
+Attachment::Attachment(const Address& address)
+    : address_(address), fork_generation_(ForkGeneration()) {
   if (address.pid_namespace != PidNamespace()) {
     throw Unreachable("it runs in another PID namespace (another container)");
   }
   DTORCH_TEST_POINT("opening");
-  self_ = ThisProcess();
   owner_watch_ = WatchProcess(address.owner);
   if (!owner_watch_) {
     throw Unreachable("process " + std::to_string(address.owner.pid) +
@@ -263,7 +193,14 @@ Attachment::Attachment(const Address& address) : address_(address) {
 
 Attachment::~Attachment() = default;
 
-void Attachment::ClaimLane() {
+void Attachment::ClaimLane(uint32_t forked_from) {
+  self_ = ThisProcess();
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) throw Unreachable(std::string("pipe: ") + std::strerror(errno));
+  const Fd unused(ends[0]);  // the consumer opens another one
+  alive_ = Fd(ends[1]);
+  struct stat info{};
+  (void)fstat(alive_.get(), &info);
   const uint64_t self = self_.ToWord();
   for (lane_ = 0; lane_ < kLanes; ++lane_) {
     uint64_t free = kFreeLane;
@@ -274,9 +211,13 @@ void Attachment::ClaimLane() {
                       " producer processes already; let some of them end");
   }
   DTORCH_TEST_POINT("lane claimed");
+  meta_.lane(lane_).forked_from.store(forked_from);
+  meta_.lane(lane_).alive_inode.store(info.st_ino);
+  meta_.lane(lane_).alive.store(static_cast<uint32_t>(alive_.get()) + 1);
   auto& used = meta_.header().lanes_used;
   uint32_t seen = used.load();
   while (seen <= lane_ && !used.compare_exchange_weak(seen, lane_ + 1)) continue;
+  // Before it holds anything: if it dies, that is noticed.
   meta_.header().new_lane.store(1);
   DTORCH_TEST_POINT("lane announced");
   Ring();
@@ -289,12 +230,48 @@ void Attachment::ClaimLane() {
   lane_memory_ = LaneMemory(lane_mapping_.data(), &meta_.lane(lane_), memory_.get(), at);
 }
 
+bool Attachment::IsInert() const { return fork_generation_ != ForkGeneration(); }
+
+void Attachment::BeforeFork() {
+  mutex_.lock();
+  if (held_ > 0) meta_.lane(lane_).forking.fetch_add(1);
+}
+
+void Attachment::AfterForkInParent() {
+  if (held_ > 0) meta_.lane(lane_).forking.fetch_sub(1);
+  mutex_.unlock();
+}
+
+void Attachment::AfterForkInChild() {
+  alive_.Reset();  // the parent's
+  try {
+    if (held_ > 0) {
+      const uint32_t parents = lane_;
+      inherits_loans_ = inherits_loans_ || lane_memory_.IsLending();
+      inherited_.push_back(std::move(lane_mapping_));
+      ClaimLane(inherits_loans_ ? parents + 1 : 0);
+      const uint32_t used = std::min(meta_.header().slots_used.load(), kSlots);
+      for (uint32_t slot = 0; slot < used; ++slot) {
+        if (const uint32_t generation = meta_.hold(parents, slot).load()) {
+          meta_.hold(lane_, slot).store(generation);
+        }
+      }
+      DTORCH_TEST_POINT("holds taken over");
+      fork_generation_ = ForkGeneration();
+    }
+  } catch (const std::exception&) {
+    alive_.Reset();  // should it have claimed a lane after all
+  }
+  mutex_.unlock();
+}
+
 bool Attachment::OwnerLives() const {
   pollfd ended{owner_watch_.get(), POLLIN, 0};
   return poll(&ended, 1, 0) == 0;
 }
 
 void Attachment::Hold(uint32_t slot, uint32_t generation) {
+  if (IsInert()) throw Inert();
   std::lock_guard<std::mutex> lock(mutex_);
   Slot& place = meta_.slot(slot);
   auto& hold = meta_.hold(lane_, slot);
@@ -317,6 +294,7 @@ void Attachment::Hold(uint32_t slot, uint32_t generation) {
 }
 
 void Attachment::Drop(uint32_t slot, uint32_t generation) {
+  if (IsInert()) return;
   std::unique_lock<std::mutex> lock(mutex_);
   const auto more = more_holds_.find(Key(slot, generation));
   if (more != more_holds_.end()) {
@@ -344,7 +322,7 @@ void Attachment::Forget() {
   std::shared_ptr<Attachment> keep;  // until the lock is free
   Table& table = Attachments();
   std::lock_guard<std::mutex> lock(table.mutex);
-  auto& known = table.OfThisProcess();
+  auto& known = table.attachments;
   const auto it = std::find_if(known.begin(), known.end(),
                                [this](const auto& each) { return each.get() == this; });
   if (it == known.end()) return;
@@ -373,6 +351,7 @@ bool Attachment::IsCancelled(uint32_t slot, uint32_t generation) const {
 }
 
 bool Attachment::Claim(uint32_t slot, uint32_t generation) {
+  if (IsInert()) throw Inert();
   uint64_t expected = SlotWord{State::kPending, 0, generation}.Pack();
   const bool claimed = meta_.slot(slot).word.compare_exchange_strong(
       expected, SlotWord{State::kClaimed, static_cast<uint16_t>(lane_), generation}.Pack());
@@ -447,6 +426,7 @@ Attachment::Loan Attachment::Lend(const std::shared_ptr<Attachment>& self, uint6
   // With room for any shape that the value may be given.
   const uint64_t needed = ShapeOffset(bytes) + kMaxDims * sizeof(int64_t);
   uint64_t block = 0;
+  if (self->IsInert()) throw Inert();
   if (bytes < kLaneBytes && needed < kLaneBytes) {
     std::lock_guard<std::mutex> lock(self->mutex_);
     block = self->lane_memory_.Allocate(needed, LaneMemory::User::kLender).offset;

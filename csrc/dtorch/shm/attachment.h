@@ -2,13 +2,13 @@
 
 #include "dtorch/base/api.h"
 #include "dtorch/shm/address.h"
+#include "dtorch/shm/lane_memory.h"
 #include "dtorch/shm/layout.h"
 #include "dtorch/sys/fd.h"
 #include "dtorch/sys/mapping.h"
 
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -17,65 +17,12 @@
 
 namespace dtorch::shm {
 
-/// The memory of one lane, handed out by the one process that has claimed it. Its books are kept
-/// in that process alone; only blocks that the consumer has given back are read from the lane, and
-/// checked. Not thread-safe.
-///
-/// A block is in use for as long as somebody has it: the consumer, to whom it was sent, the
-/// lender's tensor (promise.empty), or both.
-class LaneMemory {
- public:
-  enum class User : uint8_t { kConsumer = 1, kLender = 2 };
-
-  LaneMemory() = default;
-  LaneMemory(std::byte* base, Lane* lane, int memory_fd, uint64_t file_offset)
-      : base_(base), lane_(lane), memory_fd_(memory_fd), file_offset_(file_offset) {}
-
-  /// A block of at least `bytes`, which `user` has. `cold`: its pages have never been touched, or
-  /// were given back.
-  struct Allocation {
-    uint64_t offset;  // 0 if the lane is full
-    bool cold;
-  };
-  Allocation Allocate(uint64_t bytes, User user);
-  /// Another one has it as well. False if that one has it already, or nobody has.
-  bool Share(uint64_t offset, User user);
-  void Free(uint64_t offset, User user);
-  std::byte* At(uint64_t offset) const { return base_ + offset; }
-  /// The block that starts at `data` and is lent; 0 if there is none of at least `bytes`.
-  uint64_t FindLent(const void* data, uint64_t bytes) const;
-  /// Blocks that the consumer has given back are free again.
-  void TakeBackReturned();
-  /// Gives the pages of free blocks back to the system, until at most `limit` bytes are kept.
-  void Trim(uint64_t limit);
-
-  uint64_t cached_bytes() const { return cached_; }
-  uint64_t live_bytes() const { return live_bytes_; }
-
- private:
-  struct Block {
-    uint64_t size;
-    uint8_t users;
-  };
-
-  void Punch(uint64_t offset, uint64_t size);
-
-  std::byte* base_ = nullptr;
-  Lane* lane_ = nullptr;
-  int memory_fd_ = -1;
-  uint64_t file_offset_ = 0;
-  uint64_t top_ = sizeof(BlockHeader);  // nothing was ever handed out from here on
-  uint64_t cached_ = 0;                 // bytes of free blocks that still have their pages
-  uint64_t live_bytes_ = 0;
-  std::unordered_map<uint64_t, Block> live_;  // by offset
-  struct FreeList {
-    std::vector<uint64_t> warm, cold;  // offsets; the last of the warm ones was used last
-  };
-  std::map<uint64_t, FreeList> free_;  // by size
-};
-
 /// A producer process's end of another process's mailbox: one for each pair of processes. Claims a
 /// lane, holds promises, fulfils them. Thread-safe.
+///
+/// In a forked child it is the child's, with a lane of its own that holds what the parent's did at
+/// the fork: the fork returns, in the parent, when it does. Where that could not be had it is
+/// inert: it holds nothing, and throws where it would have to.
 class DTORCH_API Attachment {
  public:
   /// The attachment to `address`, made if there is none. std::runtime_error, which says why, if the
@@ -95,6 +42,7 @@ class DTORCH_API Attachment {
 
   /// This process may fulfil the promise from now on; its death without having done so is a broken
   /// promise, if it was the last that held it. Holds are counted: one for each Hold().
+  /// std::runtime_error if it is inert.
   void Hold(uint32_t slot, uint32_t generation);
   void Drop(uint32_t slot, uint32_t generation);
 
@@ -106,7 +54,7 @@ class DTORCH_API Attachment {
   bool IsCancelled(uint32_t slot, uint32_t generation) const;
 
   /// pending -> claimed, by this process. False if the promise was fulfilled, cancelled or claimed
-  /// before. What was claimed must be published or abandoned.
+  /// before. What was claimed must be published or abandoned. std::runtime_error if it is inert.
   bool Claim(uint32_t slot, uint32_t generation);
 
   struct Value {
@@ -154,7 +102,13 @@ class DTORCH_API Attachment {
   void Trim(uint64_t limit);
 
  private:
-  void ClaimLane();
+  friend struct ForkOfAttachments;
+
+  void BeforeFork();
+  void AfterForkInParent();
+  void AfterForkInChild();
+  bool IsInert() const;
+  void ClaimLane(uint32_t forked_from = 0);
   void Forget();  // the table does; whoever still uses it may
   void SetReadyBit(uint32_t slot);
   void Attend(uint32_t slot);  // asks the consumer to look at the slot
@@ -163,19 +117,19 @@ class DTORCH_API Attachment {
   const Address address_;
   ProcessId self_;
   Fd memory_, bell_, owner_watch_;
+  Fd alive_;  // of a pipe whose other end is the consumer's
   Mapping meta_mapping_, lane_mapping_;
+  std::vector<Mapping> inherited_;  // of the lanes of parents
+  bool inherits_loans_ = false;     // memory that lies there
   Meta meta_;
   uint32_t lane_ = 0, region_ = 0;
+
+  uint32_t fork_generation_;
 
   std::mutex mutex_;  // guards what follows
   LaneMemory lane_memory_;
   uint64_t held_ = 0;                                  // holds of this lane
   std::unordered_map<uint64_t, uint32_t> more_holds_;  // slot and generation -> beyond the first
 };
-
-/// How many bytes of free blocks may keep their pages, in each lane: touching fresh ones costs over
-/// twenty times the copy. 1 GiB unless set.
-DTORCH_API void SetCacheLimit(uint64_t bytes);
-DTORCH_API uint64_t CacheLimit();
 
 }  // namespace dtorch::shm

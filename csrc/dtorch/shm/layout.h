@@ -19,7 +19,7 @@
 namespace dtorch::shm {
 
 inline constexpr uint64_t kMagic = 0x31786f6264746f72;  // "rotdbox1"
-inline constexpr uint32_t kVersion = 2;
+inline constexpr uint32_t kVersion = 3;
 
 inline constexpr uint32_t kSlots = 1u << 20;    // promises that can be outstanding
 inline constexpr uint32_t kLanes = 512;         // producer processes at a time
@@ -113,6 +113,14 @@ struct alignas(64) Lane {
   std::atomic<uint64_t> returned;  // blocks that the consumer gives back: a stack, by offset
   std::atomic<uint32_t> region;    // one more than the index of its data; 0 is none yet
   std::atomic<uint32_t> dropping;  // one more than the slot whose hold is being dropped; 0 is none
+  // One more than the number of the owner's descriptor that is open for as long as it is a producer
+  // (see WatchDescriptor); 0 is none yet. Its inode is written before.
+  std::atomic<uint32_t> alive;
+  std::atomic<uint32_t> forking;  // forks whose children have not taken over the holds yet
+  // One more than the lane whose owner has forked this one's, if memory that it had lent may be
+  // looked at here.
+  std::atomic<uint32_t> forked_from;
+  std::atomic<uint64_t> alive_inode;
 };
 static_assert(sizeof(Lane) == 64);
 
@@ -131,6 +139,7 @@ struct Header {
   std::atomic<uint32_t> next_region;
   std::atomic<uint32_t> new_lane;    // a lane was claimed since the consumer has looked
   std::atomic<uint32_t> lanes_used;  // lanes with this index and above were never claimed
+  std::atomic<uint32_t> slots_used;  // the same of slots
 };
 
 // In front of every block of a lane; the value starts right behind it.

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <bit>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <fcntl.h>
 #include <poll.h>
@@ -27,6 +28,9 @@ constexpr uint64_t kBellEvent = ~uint64_t{0};
 constexpr uint64_t kStopEvent = ~uint64_t{1};
 // How often it is tried again to watch a process, where that could not be done.
 constexpr int kRetryMs = 50;
+// How long a process that was killed in the middle of a fork counts as alive: its child takes over
+// in a fraction of that.
+constexpr std::chrono::milliseconds kForkGrace{40};
 constexpr uint64_t kChildEvent = uint64_t{1} << 32;  // and the epoch
 
 // What a child is to inherit of a pipe, in the thread that forks it.
@@ -98,10 +102,23 @@ class ConsumerLane {
     lane.returned.store(0);
     lane.dropping.store(0);
     lane.region.store(0);
+    lane.alive.store(0);
+    lane.forking.store(0);
+    lane.forked_from.store(0);
     lane.owner.store(kFreeLane);
   }
   ProcessId producer() const { return producer_; }
-  Fd watch;
+  Fd watch;  // of its descriptor, or else of
+  bool watches_process = false;
+  std::optional<std::chrono::steady_clock::time_point> grace;
+  std::shared_ptr<ConsumerLane> forked_from;  // kept, for what it has lent
+
+  void KeepAncestor(std::shared_ptr<ConsumerLane> lane) {
+    for (const ConsumerLane* each = lane.get(); each; each = each->forked_from.get()) {
+      if (each == this) return;  // a circle is somebody's lie
+    }
+    forked_from = std::move(lane);
+  }
 
  private:
   const int memory_fd_;
@@ -172,6 +189,7 @@ Mailbox::Place Mailbox::Allocate() {
   } else if (locals_.size() < kSlots) {
     index = static_cast<uint32_t>(locals_.size());
     locals_.emplace_back();
+    meta_.header().slots_used.store(index + 1);
   } else {
     throw std::runtime_error("expected at most " + std::to_string(kSlots) +
                              " promises outstanding in other processes, all are taken: wait for "
@@ -454,7 +472,13 @@ bool Mailbox::Watch(uint32_t index) {
 
 void Mailbox::TryWatchProcess(uint32_t index) {
   ConsumerLane& lane = *lanes_[index];
-  lane.watch = WatchProcess(lane.producer());
+  const uint32_t alive = meta_.lane(index).alive.load();
+  if (alive != 0) {
+    lane.watch = WatchDescriptor(lane.producer(), static_cast<int>(alive - 1),
+                                 meta_.lane(index).alive_inode.load());
+  }
+  lane.watches_process = !lane.watch && (alive == 0 || errno == EACCES || errno == EPERM);
+  if (lane.watches_process) lane.watch = WatchProcess(lane.producer());
   if (lane.watch) {
     epoll_event event{EPOLLIN | EPOLLONESHOT, {.u64 = index}};
     epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, lane.watch.get(), &event);
@@ -468,7 +492,22 @@ void Mailbox::TryWatchProcess(uint32_t index) {
 
 void Mailbox::WatchNewLanes() {
   if (meta_.header().new_lane.exchange(0) == 0) return;
-  for (uint32_t index = 0; index < LanesUsed(); ++index) Watch(index);
+  for (uint32_t index = 0; index < LanesUsed(); ++index) {
+    if (!Watch(index)) continue;
+    // It may have been seen before it was announced.
+    ConsumerLane& lane = *lanes_[index];
+    if (lane.watches_process && meta_.lane(index).alive.load() != 0) TryWatchProcess(index);
+    const uint32_t from = meta_.lane(index).forked_from.load();
+    if (from != 0 && from <= kLanes && !lane.forked_from) lane.KeepAncestor(lanes_[from - 1]);
+  }
+}
+
+bool Mailbox::IsInFork(uint32_t index) {
+  if (meta_.lane(index).forking.load() == 0) return false;
+  const auto now = std::chrono::steady_clock::now();
+  auto& grace = lanes_[index]->grace;
+  if (!grace) grace = now + kForkGrace;
+  return now < *grace;
 }
 
 void Mailbox::OnDeath(uint32_t lane, std::vector<Event>& events) {
@@ -534,7 +573,13 @@ void Mailbox::Scan() {
     // Asked again: the lane may be another process's by now.
     if (!lanes_[lane]) continue;
     pollfd ended{lanes_[lane]->watch.get(), POLLIN, 0};
-    if (!lanes_[lane]->watch || poll(&ended, 1, 0) == 1) OnDeath(lane, events);
+    if (lanes_[lane]->watch && poll(&ended, 1, 0) != 1) continue;
+    if (IsInFork(lane)) {
+      unwatched_.push_back(lane);
+      unwatched_count_.store(unwatched_.size());
+    } else {
+      OnDeath(lane, events);
+    }
   }
   // Armed before the last look at the bits: whoever sets one after that look rings.
   Arm();

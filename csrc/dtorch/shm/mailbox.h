@@ -161,6 +161,7 @@ class DTORCH_API Mailbox {
   bool IsHeld(Place place) const;
   bool Watch(uint32_t lane);  // false if nobody has claimed it
   void WatchNewLanes();
+  bool IsInFork(uint32_t lane);  // ended in the middle of it, a moment ago
   void OnDeath(uint32_t lane, std::vector<Event>& events);
   void Scan();
   void Look(uint32_t slot, std::vector<Event>& events);  // at one slot that wants attention

@@ -64,6 +64,25 @@ Fd WatchProcess(ProcessId process) {
   return Fd();
 }
 
+Fd WatchDescriptor(ProcessId process, int number, uint64_t inode) {
+  const std::string path = "/proc/" + std::to_string(process.pid) + "/fd/" + std::to_string(number);
+  // Looked at before it is opened: the number may be another file's by now, a device's, say.
+  const Fd found(open(path.c_str(), O_PATH | O_CLOEXEC));
+  struct stat info{};
+  if (!found || fstat(found.get(), &info) != 0) {
+    // Not there, if we may look.
+    const std::string all = "/proc/" + std::to_string(process.pid) + "/fd";
+    if (errno == ENOENT) errno = access(all.c_str(), R_OK | X_OK) == 0 ? ESRCH : EACCES;
+    return Fd();
+  }
+  if (!S_ISFIFO(info.st_mode) || info.st_ino != inode) {
+    errno = ESRCH;
+    return Fd();
+  }
+  const std::string link = "/proc/self/fd/" + std::to_string(found.get());
+  return Fd(open(link.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+}
+
 uint64_t PidNamespace() {
   struct stat info{};
   return stat("/proc/self/ns/pid", &info) == 0 ? info.st_ino : 0;

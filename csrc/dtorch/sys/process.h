@@ -33,6 +33,12 @@ DTORCH_API std::optional<ProcessId> FindProcess(uint32_t pid);
 /// another's by now; errno is then ESRCH. Empty with another errno: it cannot be watched.
 DTORCH_API Fd WatchProcess(ProcessId process);
 
+/// What hangs up when a pipe's last writer closes it, or goes: the pipe that is open as descriptor
+/// `number` in another process of this user, if its inode is `inode`. Unlike WatchProcess() it
+/// tells of exec, too, if the descriptor closes then. Empty, and errno set, as there; EACCES if
+/// that process does not show its descriptors to this one, or has ended.
+DTORCH_API Fd WatchDescriptor(ProcessId process, int number, uint64_t inode);
+
 /// The inode of this process's PID namespace: a pid means something only inside of one.
 DTORCH_API uint64_t PidNamespace();
 

@@ -403,7 +403,7 @@ class World {
                                             : Below(random, kLaneBytes / 64) * 64;
     auto& block_header = *reinterpret_cast<BlockHeader*>(
         LaneData(lane_index) + (block >= sizeof(BlockHeader) ? block - sizeof(BlockHeader) : 0));
-    switch (Below(random, 30)) {
+    switch (Below(random, 34)) {
       case 0:
         return Write(random, slot.word);
       case 1: {  // ready, as if it were published
@@ -477,7 +477,16 @@ class World {
         return Write(random, block_header.next);
       case 28:
         return Write(random, block_header.bytes);
-      case 29: {  // some bytes, anywhere
+      case 29:
+        return Write(random, lane.alive);
+      case 30:
+        return Write(random, lane.alive_inode);
+      case 31:
+        return Write(random, lane.forking);
+      case 32:
+        if (Below(random, 2)) return lane.forked_from.store(Below(random, 4));
+        return Write(random, lane.forked_from);
+      case 33: {  // some bytes, anywhere
         std::byte* at = Below(random, 2)   ? reinterpret_cast<std::byte*>(&slot)
                         : Below(random, 2) ? LaneData(lane_index) + block / 2
                                            : meta_mapping_.data() + kLanesAt;

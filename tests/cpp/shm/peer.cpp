@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <dirent.h>
+#include <fcntl.h>
 #include <fstream>
 #include <iostream>
 #include <map>
@@ -144,6 +145,17 @@ class Producer {
     } else if (command == "pass") {
       attachment_->HandOver(token.slot, token.generation);
       Say("passed");
+    } else if (command == "fork") {  // a child that fulfils the promise when this process has ended
+      uint64_t bytes = 0, seed = 0;
+      args >> bytes >> seed;
+      int ends[2];
+      if (pipe2(ends, O_CLOEXEC) != 0) return Say("error pipe");
+      if (fork() != 0) return Say("forked");
+      close(ends[1]);
+      char unused;
+      (void)!read(ends[0], &unused, 1);
+      Say("child %s", Set(*attachment_, token, bytes, seed));
+      _exit(0);
     } else if (command == "drop") {
       attachment_->Drop(token.slot, token.generation);
       attachment_.reset();
