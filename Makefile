@@ -12,7 +12,8 @@ PY_DIRS := dtorch_ops tests benchmarks examples setup.py
 
 say = @printf '\n== %s\n' "$(1)"
 
-.PHONY: help build demo test test-only bench model faults asan tsan lint format clean
+.PHONY: help build demo test test-only check-cuda-build bench model faults asan tsan lint \
+	format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -73,6 +74,19 @@ tsan:  ## threads of consumer and producers at once, under ThreadSanitizer; SEED
 	$(call say,stressing the shared memory under ThreadSanitizer)
 	@$(MAKE) -s -C tests/cpp/shm VARIANT=tsan stress
 	build/shm/tsan/stress 10 $(SEED)
+
+# Without a GPU, and without nvcc: a CUDA build of torch is all it needs (several GB).
+CUDA_TORCH ?= torch==2.14.1
+CUDA_PYTHON ?= $(VENV)-cuda/bin/python
+
+$(VENV)-cuda/bin/python:
+	$(call say,making a virtual environment in $(VENV)-cuda with $(CUDA_TORCH))
+	$(PYTHON) -m venv $(VENV)-cuda
+	$@ -m pip install --quiet '$(CUDA_TORCH)' 'setuptools>=77' 'cmake>=3.20' ninja
+
+check-cuda-build: $(CUDA_PYTHON)  ## compile and link all, CUDA's part too, against a CUDA build of torch
+	$(call say,building against $(CUDA_TORCH))
+	$(CUDA_PYTHON) tests/check_cuda_build.py
 
 lint: $(STAMPS)/build $(STAMPS)/lint $(STAMPS)/test  ## formatting, lint and type checks
 	$(call say,checking format, lint and types)

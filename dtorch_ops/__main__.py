@@ -70,6 +70,14 @@ def _check_file() -> None:
         raise AssertionError("received another value than was sent")
 
 
+def _check_accelerator() -> None:
+    accelerator = torch.accelerator.current_accelerator()
+    fetched = dtorch_ops.to_torch_async(torch.ones(2, device=accelerator), device="cpu").wait(60000)
+    if fetched.sum().item() != 2.0:
+        raise AssertionError("fetched another value than was computed")
+    dtorch_ops.sync(timeout_ms=60000)
+
+
 _CHECKS: dict[str, Callable[[], None]] = {
     "operators": _check_operator,
     "memory backend": _check_memory,
@@ -78,10 +86,7 @@ _CHECKS: dict[str, Callable[[], None]] = {
     "TorchScript": _check_torchscript,
 }
 
-_TO_COME = {
-    "network backend": "not in this version",
-    "accelerators": "not in this version: copy the tensor to the CPU first",
-}
+_TO_COME = {"network backend": "not in this version"}
 
 
 def _devices() -> str:
@@ -111,7 +116,12 @@ def main() -> int:
         yes, no = "✓", "✗"
     except UnicodeEncodeError:
         yes, no = "ok", "NO"
-    for name, check in _CHECKS.items():
+    checks, skipped = dict(_CHECKS), dict(_TO_COME)
+    if torch.accelerator.is_available():
+        checks["accelerator"] = _check_accelerator
+    else:
+        skipped["accelerator"] = "none here"
+    for name, check in checks.items():
         try:
             check()
         except Exception as error:
@@ -119,7 +129,7 @@ def main() -> int:
             print(f"{no} {name:16} {type(error).__name__}: {error}")
         else:
             print(f"{yes} {name:16} works")
-    for name, reason in _TO_COME.items():
+    for name, reason in skipped.items():
         print(f"- {name:16} {reason}")
     return 1 if failed else 0
 

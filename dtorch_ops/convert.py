@@ -19,11 +19,16 @@ def to_torch_async(
     """A future of the value of ``input``; returns at once. Also ``t.to_torch_async()``.
     On the same device and without ``copy`` the result shares memory with ``input``, as
     ``detach()`` does, and a later in-place update shows; ``copy=True`` takes a snapshot at the
-    time of the call, and so does a ``device`` other than the tensor's.
+    time of the call, in the order of the stream, and so does a ``device`` other than the tensor's.
+
+    On an accelerator the future completes when all that the current stream was given before the
+    call is done; the calling thread only queues, and a background thread waits. What comes to the
+    CPU is in pinned memory, where there is some, copied on a stream of its own.
 
     Args:
-        input: a tensor of any shape, dtype and layout, on the CPU (complete on return) or meta. A
-            copy of a tensor of a subclass is a plain tensor, unless the subclass sees to it.
+        input: a tensor of any shape, dtype and layout, on the CPU or meta (complete on return) or
+            on an accelerator. A copy of a tensor of a subclass is a plain tensor, unless the
+            subclass sees to it.
         device: where the result is to be; None is where ``input`` is.
         copy: whether to take a snapshot.
 
@@ -34,7 +39,9 @@ def to_torch_async(
     Raises:
         TypeError: not a tensor, or a DTensor, of which ``to_local()`` or ``full_tensor()`` is one.
         ValueError: a device that this build of torch does not know.
-        NotImplementedError: an accelerator, in this version.
+        NotImplementedError: a device without streams and events; from or to an accelerator a
+            tensor that is not strided.
+        RuntimeError: the current stream records a graph.
 
     Example:
         >>> future = dtorch_ops.to_torch_async(torch.ones(2))

@@ -48,7 +48,8 @@ def sync_future(devices: Devices | None = None) -> VoidFuture:
     Raises:
         TypeError: something that names no device.
         ValueError: a device that this build of torch does not know.
-        NotImplementedError: an accelerator, in this version.
+        NotImplementedError: a device without streams and events.
+        RuntimeError: the current stream of one records a graph.
 
     Example:
         >>> dtorch_ops.sync_future("cpu").get()

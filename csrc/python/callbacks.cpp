@@ -1,6 +1,7 @@
 #include "python/callbacks.h"
 
 #include "dtorch/base/host.h"
+#include "dtorch/future/callback.h"
 #include "dtorch/future/complete.h"
 
 #include "python/errors.h"
@@ -61,7 +62,7 @@ class FlatRef {
     static thread_local std::vector<FuturePtr>* dropping = nullptr;
     if (!future_) return;
     if (future_->completed()) {
-      DropCompleted(std::move(future_));
+      DropInThisThread(std::move(future_));
       return;
     }
     if (dropping) {
@@ -128,7 +129,7 @@ PyObject* Then(PyObject* self, PyObject* function) {
     };
     {
       HostUnlocked unlocked;  // runs at once if the parent is complete
-      parent->addCallback(run);
+      AddCallback(parent, run);
     }
     return NewHandle(HandleType(HandleKind::kFuture), child).release().ptr();
   });
@@ -155,7 +156,7 @@ PyObject* AddDoneCallback(PyObject* self, PyObject* function) {
     };
     {
       HostUnlocked unlocked;  // runs at once if the future is complete
-      parent->addCallback(run);
+      AddCallback(parent, run);
     }
     return Py_NewRef(Py_None);
   });

@@ -276,17 +276,20 @@ std::function<py::object(FuturePtr)> Reissuer(PyObject* handle) {
   };
 }
 
-void DropCompleted(FuturePtr future) {
+void DropInThisThread(c10::IValue dropped) {
   static thread_local const bool is_main = getpid() == gettid();
   if (is_main) return;
-  GilAcquire gil;
-  if (!gil) {  // the interpreter is gone, or going: what is left of it is left alone
-    (void)future.release();
+  const MayDrop may_drop;
+  std::optional<GilAcquire> gil;
+  if (may_drop) gil.emplace();
+  if (!gil || !*gil) {  // the interpreter is gone, or going: what is left of it is left alone
+    new c10::IValue(std::move(dropped));
     return;
   }
   PyObject* object = nullptr;
-  if (!future->hasError()) {
-    const c10::IValue& value = future->constValue();
+  FuturePtr future = dropped.isFuture() ? dropped.toFuture() : nullptr;
+  if (!future || !future->hasError()) {
+    const c10::IValue& value = future ? future->constValue() : dropped;
     if (value.isPyObject()) {
       object = Py_NewRef(value.toPyObject());
     } else if (value.isTensor() && value.toTensor().defined()) {
@@ -294,6 +297,7 @@ void DropCompleted(FuturePtr future) {
     }
   }
   future.reset();
+  dropped = c10::IValue();
   Parked([&] { Py_XDECREF(object); });
 }
 
@@ -356,7 +360,7 @@ void BindFuture(py::module_& m) {
           .attr("classmethod")(py::module_::import("types").attr("GenericAlias"));
   m.attr("FutureBase") = handle_base;
 
-  SetDropFunction(DropCompleted);
+  SetDropFunction(DropInThisThread);
   m.def(
       "register_futures",
       [](py::type future, py::type tensor_future, py::type void_future, py::function hook) {

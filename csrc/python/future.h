@@ -35,10 +35,11 @@ pybind11::object NewBareFuture(FuturePtr future);
 /// What makes another handle like `handle`. May be dropped without the interpreter lock.
 std::function<pybind11::object(FuturePtr)> Reissuer(PyObject* handle);
 
-/// Drops a share of a complete future. At exit a thread other than the main one may be ended
-/// wherever it takes the interpreter lock, as it does to drop a Python object; in a destructor that
-/// ends the process. So the object is dropped behind that of the future, and the thread parked.
-void DropCompleted(FuturePtr future);
+/// Drops a share of a complete future, or a value. At exit a thread other than the main one may be
+/// ended wherever it takes the interpreter lock, as it does to drop a Python object; in a
+/// destructor that ends the process. So the object is dropped behind that of the future, and the
+/// thread parked.
+void DropInThisThread(c10::IValue dropped);
 
 /// Whether `object` is of torch's class or one derived from it; its __init__ may not have run.
 bool IsTorchFuture(PyObject* object);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <Python.h>
+#include <atomic>
 #include <cxxabi.h>
 #include <unistd.h>
 
@@ -70,6 +71,38 @@ inline void RetakeGil(void* state) {
   Parked([&] { PyEval_RestoreThread(static_cast<PyThreadState*>(state)); });
 }
 
+/// Scope in which a thread of ours may drop the last reference to an object, and with it a tensor:
+/// torch gives up the lock for that, and takes it again in a destructor. A thread that does so once
+/// the interpreter is going ends the process. False from the exit handler on, which waits for those
+/// that are at it: what is dropped then is left alone.
+class MayDrop {
+ public:
+  MayDrop() {
+    dropping_.fetch_add(1);
+    allowed_ = !exiting_.load() || getpid() == gettid();
+  }
+  ~MayDrop() { dropping_.fetch_sub(1); }
+  MayDrop(const MayDrop&) = delete;
+  MayDrop& operator=(const MayDrop&) = delete;
+  explicit operator bool() const { return allowed_; }
+
+  /// For the exit handler, which holds the lock.
+  static void NoMore() {
+    exiting_.store(true);
+    Py_BEGIN_ALLOW_THREADS;
+    for (int tries = 0; dropping_.load() > 0 && tries < 1000; ++tries) usleep(1000);
+    Py_END_ALLOW_THREADS;
+  }
+
+  /// In a forked child, which lacks the threads that were at it.
+  static void Forget() { dropping_.store(0); }
+
+ private:
+  inline static std::atomic<int> dropping_{0};
+  inline static std::atomic<bool> exiting_{false};
+  bool allowed_;
+};
+
 /// A strong reference that may be dropped by any thread, with or without the lock.
 class SharedRef {
  public:
@@ -80,6 +113,8 @@ class SharedRef {
   SharedRef& operator=(const SharedRef&) = delete;
   ~SharedRef() {
     if (!object_) return;
+    const MayDrop may_drop;
+    if (!may_drop) return;
     GilAcquire gil;
     if (gil) Parked([&] { Py_DECREF(object_); });  // may run a __del__
   }

@@ -1,6 +1,7 @@
 // The Python face of libdtorch_ops.so: what must touch a PyObject, and nothing else. Everything
 // here may use the layers under csrc/dtorch; none of them knows this.
 
+#include "dtorch/base/fork.h"
 #include "dtorch/base/host.h"
 #include "dtorch/future/outcome.h"
 #include "dtorch/ops/subclass.h"
@@ -62,6 +63,8 @@ PYBIND11_MODULE(_C, m) {
   dtorch::SetHost({CheckInterrupt, DropGil, RetakeGil});
   dtorch::SetErrorInValueCheck(ErrorInValue);
   dtorch::SetSubclassCheck(CheckSubclass);
+  dtorch::OnFork({.child = MayDrop::Forget});
+  pybind11::module_::import("atexit").attr("register")(pybind11::cpp_function(MayDrop::NoMore));
   BindErrors(m);
   BindFuture(m);
   BindGroups(m);

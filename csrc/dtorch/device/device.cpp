@@ -22,18 +22,30 @@ std::string KnownDevices() {
   return names.str();
 }
 
+bool IsKnown(c10::Device device) {
+  return c10::impl::hasDeviceGuardImpl(device.type()) &&
+         (!device.has_index() ||
+          device.index() < c10::impl::getDeviceGuardImpl(device.type())->deviceCount());
+}
+
 }  // namespace
+
+bool HasDevice(c10::Device device) { return at::isAccelerator(device.type()) && IsKnown(device); }
 
 void CheckDevice(c10::Device device, const char* op) {
   if (device.is_cpu() || device.is_meta()) return;
-  const bool known = c10::impl::hasDeviceGuardImpl(device.type()) &&
-                     (!device.has_index() ||
-                      device.index() < c10::impl::getDeviceGuardImpl(device.type())->deviceCount());
-  TORCH_CHECK_VALUE(known, op, ": expected a device that this build of torch knows (",
+  TORCH_CHECK_VALUE(IsKnown(device), op, ": expected a device that this build of torch knows (",
                     KnownDevices(), "), got ", device);
-  TORCH_CHECK_NOT_IMPLEMENTED(false, op, ": expected a device whose operators have finished when ",
-                              "they return (cpu, meta), got ", device,
-                              "; copy the tensor to the CPU first: t.cpu()");
+  CheckHasEvents(device, op);
+}
+
+void CheckHasEvents(c10::Device device, const char* op) {
+  if (device.is_cpu() || device.is_meta()) return;
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      at::isAccelerator(device.type()), op,
+      ": expected a device whose operators have finished when they return (cpu, meta), or an "
+      "accelerator with streams and events, got ",
+      device, "; copy the tensor to the CPU first: t.cpu()");
 }
 
 std::vector<c10::Device> InitializedDevices() {

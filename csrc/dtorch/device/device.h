@@ -7,14 +7,20 @@
 #include <optional>
 #include <vector>
 
-// When is a value on a device really there? This is the one place that knows.
 namespace dtorch {
 
-/// c10::ValueError if this build of torch does not know `device`; c10::NotImplementedError for an
-/// accelerator, whose work is queued: waiting for it is not supported yet. `op` is for the message.
-///
-/// What passes is a device on which an operator has done its work when it returns.
+/// c10::ValueError if this build of torch does not know `device`; c10::NotImplementedError for one
+/// whose work is queued and that has no events to wait for. `op` is for the message.
 DTORCH_API void CheckDevice(c10::Device device, const char* op);
+
+/// The second of these, for a tensor's device, which is known: without a question to the driver.
+DTORCH_API void CheckHasEvents(c10::Device device, const char* op);
+
+/// Whether this process has such a device, with its index, and may wait for its work.
+bool HasDevice(c10::Device device);
+
+/// Whether an operator has only queued its work when it returns. Of a device that has passed.
+inline bool IsAccelerator(c10::Device device) { return !device.is_cpu() && !device.is_meta(); }
 
 /// The accelerator devices on which something may be queued. Never initialises one.
 DTORCH_API std::vector<c10::Device> InitializedDevices();

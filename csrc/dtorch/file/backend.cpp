@@ -2,6 +2,7 @@
 // machine.
 
 #include "dtorch/base/error.h"
+#include "dtorch/base/fork.h"
 #include "dtorch/file/codec.h"
 #include "dtorch/file/service.h"
 #include "dtorch/promise/error_record.h"
@@ -29,95 +30,139 @@ auto AsOurs(const Body& body) {
   }
 }
 
-// The producer's end of one promise of another process.
-class End final : public ProducerEnd {
+// One promise of another process, as a producer reaches it.
+struct Target {
+  std::shared_ptr<shm::Attachment> attachment;
+  uint32_t slot, generation;
+  bool has_value;
+
+  shm::Token token() const { return {attachment->address(), slot, generation, has_value}; }
+
+  void CheckOwner() const {
+    if (attachment->OwnerLives()) return;
+    throw BrokenPromiseError(
+        "the process that waits for the promise has ended: nobody is left to take the value");
+  }
+};
+
+// A promise that this process has claimed, and has to fulfil.
+class Claim final : public Reservation {
  public:
-  explicit End(const shm::Token& token)
-      : attachment_(shm::Attachment::To(token.mailbox)),
-        slot_(token.slot),
-        generation_(token.generation),
-        has_value_(token.has_value) {
-    attachment_->Hold(slot_, generation_);
+  explicit Claim(const Target& target, std::optional<c10::Device> device = std::nullopt)
+      : target_(target), device_(device) {
+    if (AsOurs([&] { return target.attachment->Claim(target.slot, target.generation); })) return;
+    target.CheckOwner();
+    throw PromiseAlreadySatisfiedError(
+        target.attachment->IsCancelled(target.slot, target.generation)
+            ? "the promise was cancelled by its owner: nobody waits for this value any more"
+            : "the promise has been fulfilled before, by another of its producers or by its "
+              "owner, or nobody waits for it any more: it takes one value or one error");
   }
-  ~End() override { attachment_->Drop(slot_, generation_); }
-
-  std::string Token() override {
-    attachment_->HandOver(slot_, generation_);
-    return token().ToText();
-  }
-
-  at::Tensor Lend(at::IntArrayRef size, c10::ScalarType dtype) override {
-    return AsOurs([&] { return Lent(attachment_, size, dtype); });
+  ~Claim() override {
+    if (!published_ && generation_ == ForkGeneration()) {
+      target_.attachment->Abandon(target_.slot, target_.generation, 0);
+    }
   }
 
-  bool IsPending() const override { return attachment_->IsPending(slot_, generation_); }
-
-  void SetValue(const c10::IValue& value) override {
+  void SetValue(c10::IValue value) override {
     if (!value.isTensor()) {
-      Send({}, [](std::byte*) {});
+      Publish({}, [](std::byte*) {});
       return;
     }
-    const at::Tensor tensor = Sendable(value.toTensor());  // throws before anything is claimed
-    Send(Describe(tensor), [&](std::byte* bytes) { Write(tensor, bytes); });
+    const at::Tensor tensor = Sendable(value.toTensor());
+    shm::Attachment::Value described = Describe(tensor);
+    if (device_) {
+      described.device_type = static_cast<uint8_t>(device_->type());
+      described.device_index = device_->index();
+    }
+    Publish(described, [&](std::byte* bytes) { Write(tensor, bytes); });
   }
 
-  void SetError(const std::exception_ptr& error) override {
+  void SetError(std::exception_ptr error) override {
     const std::string bytes = EncodeError(error).ToBytes();
     shm::Attachment::Value value;
     value.payload = shm::Payload::kError;
     value.bytes = bytes.size();
-    Send(value, [&](std::byte* to) { std::memcpy(to, bytes.data(), bytes.size()); });
+    Publish(value, [&](std::byte* to) { std::memcpy(to, bytes.data(), bytes.size()); });
   }
+
+  bool RunsCallbacks() const override { return false; }
 
  private:
   template <typename Writer>
-  void Send(const shm::Attachment::Value& value, const Writer& write) {
-    if (!AsOurs([&] { return attachment_->Claim(slot_, generation_); })) {
-      CheckOwner();
-      throw PromiseAlreadySatisfiedError(
-          attachment_->IsCancelled(slot_, generation_)
-              ? "the promise was cancelled by its owner: nobody waits for this value any more"
-              : "the promise has been fulfilled before, by another of its producers or by its "
-                "owner, or nobody waits for it any more: it takes one value or one error");
-    }
+  void Publish(const shm::Attachment::Value& value, const Writer& write) {
+    shm::Attachment& attachment = *target_.attachment;
     shm::Attachment::Place place;
     bool cold = false;
     try {
-      place = attachment_->Prepare(slot_, value);
+      place = attachment.Prepare(target_.slot, value);
       cold = place.cold && value.data && value.bytes >= kFillColdFrom;
       if (cold) {
-        attachment_->FillCold(place, value.data, value.bytes);
+        attachment.FillCold(place, value.data, value.bytes);
       } else if (place.to) {
         write(place.to);
       }
     } catch (const std::exception& error) {
-      attachment_->Abandon(slot_, generation_, place.block);
+      published_ = true;  // nothing is left to be given back
+      attachment.Abandon(target_.slot, target_.generation, place.block);
       if (dynamic_cast<const std::runtime_error*>(&error) &&
           !dynamic_cast<const DTorchError*>(&error)) {
         throw DTorchError(error.what());
       }
       throw;
     }
-    if (!attachment_->Publish(slot_, generation_)) {
+    published_ = true;
+    if (!attachment.Publish(target_.slot, target_.generation)) {
       throw BrokenPromiseError(
           "the process that waits for the promise has taken this one for dead, and given it up");
     }
     // The consumer, if there is one, is under way.
-    CheckOwner();
-    if (cold) attachment_->WarmUp(place, value.bytes);
+    target_.CheckOwner();
+    if (cold) attachment.WarmUp(place, value.bytes);
   }
 
-  void CheckOwner() const {
-    if (attachment_->OwnerLives()) return;
-    throw BrokenPromiseError(
-        "the process that waits for the promise has ended: nobody is left to take the value");
+  const Target target_;
+  const std::optional<c10::Device> device_;
+  const uint32_t generation_ = ForkGeneration();
+  bool published_ = false;
+};
+
+// The producer's end of one promise of another process.
+class End final : public ProducerEnd {
+ public:
+  explicit End(const shm::Token& token)
+      : target_{shm::Attachment::To(token.mailbox), token.slot, token.generation, token.has_value} {
+    target_.attachment->Hold(target_.slot, target_.generation);
+  }
+  ~End() override { target_.attachment->Drop(target_.slot, target_.generation); }
+
+  std::string Token() override {
+    target_.attachment->HandOver(target_.slot, target_.generation);
+    return target_.token().ToText();
   }
 
-  shm::Token token() const { return {attachment_->address(), slot_, generation_, has_value_}; }
+  at::Tensor Lend(at::IntArrayRef size, c10::ScalarType dtype) override {
+    return AsOurs([&] { return Lent(target_.attachment, size, dtype); });
+  }
 
-  const std::shared_ptr<shm::Attachment> attachment_;
-  const uint32_t slot_, generation_;
-  const bool has_value_;
+  bool IsPending() const override {
+    return target_.attachment->IsPending(target_.slot, target_.generation);
+  }
+
+  void CheckValue(const at::Tensor& value) const override { CheckSendable(value); }
+
+  void SetValue(const c10::IValue& value) override {
+    if (value.isTensor()) CheckSendable(value.toTensor());
+    Claim(target_).SetValue(value);
+  }
+  void SetError(const std::exception_ptr& error) override { Claim(target_).SetError(error); }
+
+  std::unique_ptr<Reservation> Reserve(std::optional<c10::Device> device) override {
+    return std::make_unique<Claim>(target_, device);
+  }
+
+ private:
+  const Target target_;
 };
 
 // An end in this process. DTorchError if the owner cannot be reached.

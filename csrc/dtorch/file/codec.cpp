@@ -43,7 +43,7 @@ c10::ScalarType SameSize(const at::Tensor& tensor) {
 
 }  // namespace
 
-at::Tensor Sendable(const at::Tensor& value) {
+void CheckSendable(const at::Tensor& value) {
   if (value.is_nested() || value.layout() == c10::kJagged) {
     Refuse("nested", "send t.values() and t.offsets(), or t.to_padded_tensor()");
   }
@@ -53,6 +53,9 @@ at::Tensor Sendable(const at::Tensor& value) {
   if (value.layout() != c10::kStrided) Refuse("sparse", "send t.to_dense(), or its parts");
   if (value.is_quantized()) Refuse("quantised", "send t.int_repr(), or t.dequantize()");
   if (value.is_meta()) Refuse("meta", "it has no data");
+}
+
+at::Tensor Sendable(const at::Tensor& value) {
   if (value.is_cpu() && !value.is_conj() && !value.is_neg()) return value;  // as nearly always
   at::NoGradGuard no_grad;
   return value.detach().cpu().resolve_conj().resolve_neg();
@@ -140,6 +143,15 @@ at::Tensor Read(shm::Received received) {
   return at::from_blob(
       received.block, received.sizes,
       [keep = std::move(received.keep)](void*) mutable { keep.reset(); }, options);
+}
+
+c10::Device DeviceOf(const shm::Received& received) {
+  // Whatever the other process has written: an index that is none is none of ours.
+  if (received.device_type == 0 || received.device_type >= c10::COMPILE_TIME_MAX_DEVICE_TYPES ||
+      received.device_index < 0) {
+    return c10::kCPU;
+  }
+  return {static_cast<c10::DeviceType>(received.device_type), received.device_index};
 }
 
 }  // namespace dtorch::file

@@ -10,9 +10,11 @@
 // Tensors and errors as bytes in shared memory, and back.
 namespace dtorch::file {
 
-/// `value` as it can be sent: on the CPU, without lazy conjugation or negation. Its elements may
-/// still be strided. c10::TypeError, which names the kind and what to call instead, for what has no
-/// plain elements.
+/// c10::TypeError, which names the kind and what to call instead, for what has no plain elements.
+void CheckSendable(const at::Tensor& value);
+
+/// `value`, which has passed, as it can be sent: on the CPU, without lazy conjugation or negation.
+/// Its elements may still be strided.
 at::Tensor Sendable(const at::Tensor& value);
 
 /// What Attachment::Prepare is told of a sendable tensor. Refers to its sizes.
@@ -26,7 +28,8 @@ at::Tensor Lent(const std::shared_ptr<shm::Attachment>& attachment, at::IntArray
 void Write(const at::Tensor& sendable, std::byte* bytes);
 
 /// The tensor in what was received, without a copy: it keeps the block. std::runtime_error if what
-/// was received makes no sense.
+/// was received makes no sense. On the CPU; DeviceOf() says where it is wanted.
 at::Tensor Read(shm::Received received);
+c10::Device DeviceOf(const shm::Received& received);
 
 }  // namespace dtorch::file

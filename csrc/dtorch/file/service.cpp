@@ -6,14 +6,13 @@
 #include "dtorch/future/complete.h"
 #include "dtorch/future/sleeper.h"
 #include "dtorch/promise/error_record.h"
+#include "dtorch/sys/thread.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/jit_type.h>
 
 #include <cstdlib>
 #include <optional>
-#include <pthread.h>
-#include <signal.h>
 #include <string_view>
 #include <thread>
 #include <utility>
@@ -160,7 +159,7 @@ Service& Service::Get() {
   }();
   auto* service = new Service;
   instance.store(service);
-  service->StartThread();
+  service->StartListening();
   return *service;
 }
 
@@ -241,7 +240,14 @@ void Service::Deliver(shm::Mailbox::Event event) {
   shm::Received& received = event.received;
   try {
     if (received.payload == shm::Payload::kTensor && has_value) {
-      CompleteWithValue(future, Read(std::move(received)));
+      const c10::Device device = DeviceOf(received);
+      at::Tensor value = Read(std::move(received));
+      const auto deliver = GetAcceleratorValues().deliver;
+      if (device.is_cpu() || !deliver) {
+        CompleteWithValue(future, std::move(value));
+      } else {
+        deliver(future, std::move(value), device);
+      }
     } else if (received.payload == shm::Payload::kNothing && !has_value &&
                received.defect.empty()) {
       CompleteWithValue(future, c10::IValue());
@@ -260,22 +266,16 @@ void Service::Deliver(shm::Mailbox::Event event) {
   }
 }
 
-void Service::StartThread() {
-  // Signals are for the threads of the program.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+void Service::StartListening() {
   ++listening_;
-  std::thread([this] { Run(); }).detach();
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  StartThread([this] { Run(); });
 }
 
 void Service::Run() {
-  pthread_setname_np(pthread_self(), "dtorch_ops");
   for (;;) {
     auto event = mailbox_.Collect();
     if (event && !stopping_) {
-      if (--listening_ == 0) StartThread();
+      if (--listening_ == 0) StartListening();
       Deliver(*std::move(event));
       ++listening_;
       continue;

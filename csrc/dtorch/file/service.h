@@ -42,7 +42,7 @@ class Service {
  private:
   class End;
 
-  void StartThread();
+  void StartListening();
   void Run();
   void Deliver(shm::Mailbox::Event event);
   FuturePtr FutureAt(shm::Mailbox::Place place, bool& has_value);

@@ -17,8 +17,12 @@ namespace dtorch {
 namespace {
 
 FuturePtr MakeResult(c10::TypePtr type, const std::vector<FuturePtr>& members) {
+  // A list of futures has no storage to be ordered: each of them orders its own.
+  const auto list = type->cast<c10::ListType>();
+  const bool of_futures = list && list->getElementType()->kind() == c10::TypeKind::FutureType;
   std::vector<c10::Device> devices;
   for (const FuturePtr& member : members) {
+    if (of_futures) break;
     devices.insert(devices.end(), member->devices().begin(), member->devices().end());
   }
   auto result = c10::make_intrusive<c10::ivalue::Future>(std::move(type), std::move(devices));

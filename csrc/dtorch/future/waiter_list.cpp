@@ -339,6 +339,10 @@ DropFunction drop_function = nullptr;
 
 void SetDropFunction(DropFunction drop) { drop_function = drop; }
 
+void DropValue(c10::IValue value) {
+  if (drop_function && !value.isNone()) drop_function(std::move(value));
+}
+
 void ReleaseFuture(FuturePtr future) {
   if (!future) return;
   if (future->completed()) {

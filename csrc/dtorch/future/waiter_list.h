@@ -111,10 +111,14 @@ DTORCH_API std::shared_ptr<Source> SourceOf(const FuturePtr& future);
 /// too, and gives it up if it is the last.
 DTORCH_API void ReleaseFuture(FuturePtr future);
 
-/// What drops the last share of a complete future, if the binding that knows the host's objects has
-/// installed it: such an object, as the value, may not be dropped in a destructor everywhere.
-using DropFunction = void (*)(FuturePtr future);
+/// What drops the last share of a complete future, or a value, if the binding that knows the host's
+/// objects has installed it: such an object, which the value may be, may not be dropped in a
+/// destructor everywhere.
+using DropFunction = void (*)(c10::IValue future_or_value);
 DTORCH_API void SetDropFunction(DropFunction drop);
+
+/// Drops a value as in a thread of ours.
+DTORCH_API void DropValue(c10::IValue value);
 
 /// The pending futures of origin kPromise that have no source. A promise changes the origin before
 /// it drops its share.

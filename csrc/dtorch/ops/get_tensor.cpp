@@ -1,5 +1,6 @@
 #include "dtorch/ops/get_tensor.h"
 
+#include "dtorch/device/async.h"
 #include "dtorch/device/device.h"
 #include "dtorch/future/complete.h"
 #include "dtorch/ops/promise_argument.h"
@@ -11,19 +12,16 @@
 namespace dtorch {
 namespace {
 
+constexpr char kGetTensorAsync[] = "get_tensor_async";
+
 void CheckSource(const at::Tensor& self, const char* op) {
   TORCH_CHECK_VALUE(self.defined(), op, ": self: expected a tensor, got an undefined one (None)");
-  CheckDevice(self.device(), op);
+  CheckHasEvents(self.device(), op);
 }
 
-// What the future is to hold: `self`, or a copy, which autograd records where it does.
+// `self`, or a copy, which autograd records where it does. It is there on return.
 at::Tensor Fetched(const at::Tensor& self, std::optional<c10::Device> device, bool copy) {
-  constexpr char kOp[] = "get_tensor_async";
-  CheckSource(self, kOp);
-  if (device && !IsSameDevice(*device, self.device())) {
-    CheckDevice(*device, kOp);
-    return self.to(*device);
-  }
+  if (device && !IsSameDevice(*device, self.device())) return self.to(*device);
   return copy ? self.clone() : self;
 }
 
@@ -31,6 +29,16 @@ at::Tensor Fetched(const at::Tensor& self, std::optional<c10::Device> device, bo
 
 FuturePtr GetTensorAsyncKernel(const at::Tensor& self, std::optional<c10::Device> device,
                                bool copy) {
+  CheckSource(self, kGetTensorAsync);
+  if (device && !IsSameDevice(*device, self.device())) {
+    CheckDevice(*device, kGetTensorAsync);
+    const bool has_data = !self.is_meta() && !device->is_meta();
+    if (has_data && (IsAccelerator(*device) || IsAccelerator(self.device()))) {
+      return FutureOf(FetchTo(self, *device, kGetTensorAsync));
+    }
+  } else if (IsAccelerator(self.device())) {
+    return FutureOf(FetchHere(self, copy, kGetTensorAsync));
+  }
   return MakeCompletedFuture(c10::TensorType::get(), Fetched(self, device, copy));
 }
 
@@ -49,6 +57,9 @@ void GetTensorAsyncAutogradKernel(const c10::OperatorHandle& op, c10::DispatchKe
   }
   const at::Tensor& self = peek(*stack, 0, 3).toTensor();
   if (self.requires_grad() && at::GradMode::is_enabled()) {
+    CheckSource(self, kGetTensorAsync);
+    if (device) CheckDevice(*device, kGetTensorAsync);
+    // Between devices this blocks: what is below shall see a value that is there.
     at::Tensor value = Fetched(self, device, copy);
     torch::jit::drop(*stack, 3);
     torch::jit::push(*stack, std::move(value), c10::IValue(), false);

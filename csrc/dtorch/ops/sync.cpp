@@ -1,5 +1,6 @@
 #include "dtorch/ops/sync.h"
 
+#include "dtorch/device/async.h"
 #include "dtorch/device/device.h"
 #include "dtorch/future/complete.h"
 #include "dtorch/ops/promise_argument.h"
@@ -9,22 +10,32 @@
 namespace dtorch {
 namespace {
 
-// What passes the check has nothing queued.
-void CheckDevices(const DeviceList& devices) {
-  for (c10::Device device : devices ? *devices : InitializedDevices()) CheckDevice(device, "sync");
+std::vector<c10::Device> Accelerators(const DeviceList& devices) {
+  if (!devices) return InitializedDevices();
+  std::vector<c10::Device> found;
+  for (const c10::Device device : *devices) {
+    CheckDevice(device, "sync");
+    if (IsAccelerator(device)) found.push_back(device);
+  }
+  return found;
 }
 
 }  // namespace
 
 FuturePtr SyncKernel(const DeviceList& devices) {
-  CheckDevices(devices);
+  const auto accelerators = Accelerators(devices);
+  if (!accelerators.empty()) return SyncAccelerators(accelerators, "sync");
   return MakeCompletedFuture(c10::NoneType::get(), c10::IValue());
 }
 
 void SyncPromiseKernel(const c10::IValue& promise, const DeviceList& devices) {
   const auto state = PromiseArgument<VoidPromiseState>(promise, "sync");
-  CheckDevices(devices);
-  state->Set();
+  const auto accelerators = Accelerators(devices);
+  if (accelerators.empty()) {
+    state->Set();
+  } else {
+    SyncAccelerators(accelerators, "sync", *state);
+  }
 }
 
 void SyncDevicesPromiseKernel(const DeviceList& devices, const c10::IValue& promise) {

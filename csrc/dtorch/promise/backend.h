@@ -2,12 +2,14 @@
 
 #include "dtorch/base/api.h"
 #include "dtorch/future/waiter_list.h"
+#include "dtorch/promise/reservation.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
 
 #include <exception>
 #include <memory>
+#include <optional>
 #include <string>
 
 // How a promise leaves its process. The promise knows this interface only; each backend implements
@@ -51,6 +53,11 @@ class DTORCH_API ProducerEnd {
   /// returned, the value is safe, whatever becomes of this process.
   virtual void SetValue(const c10::IValue& value) = 0;
   virtual void SetError(const std::exception_ptr& error) = 0;
+  /// For a value that is still to come, of an accelerator and of `device`; what arrives is on the
+  /// device again, though the reservation takes it on the CPU. Throws what SetValue() does.
+  virtual std::unique_ptr<Reservation> Reserve(std::optional<c10::Device> device) = 0;
+  /// c10::TypeError, which says what to do, for a tensor that SetValue() refuses.
+  virtual void CheckValue(const at::Tensor& value) const = 0;
   /// Only looks; in a forked child, too.
   virtual bool IsPending() const = 0;
 

@@ -174,6 +174,41 @@ void PromiseState::SetError(std::exception_ptr error) {
   CompleteWithError(future_, std::move(error));
 }
 
+namespace {
+
+// Of a promise of this process.
+class ReservedFuture final : public Reservation {
+ public:
+  explicit ReservedFuture(FuturePtr future) : future_(std::move(future)) {}
+  ~ReservedFuture() override {
+    if (!future_->completed()) {
+      CompleteWithError(future_, std::make_exception_ptr(BrokenPromiseError(
+                                     "the value that the promise was given could not be had")));
+    }
+    ReleaseFuture(std::move(future_));
+  }
+  void SetValue(c10::IValue value) override { CompleteWithValue(future_, std::move(value)); }
+  void SetError(std::exception_ptr error) override { CompleteWithError(future_, std::move(error)); }
+  bool RunsCallbacks() const override { return dtorch::RunsCallbacks(future_); }
+
+ private:
+  FuturePtr future_;
+};
+
+}  // namespace
+
+std::unique_ptr<Reservation> PromiseState::Reserve(std::optional<c10::Device> device) {
+  if (ProducerEnd* end = producer()) return end->Reserve(device);
+  if (!TryClaim(Status::kSatisfied)) ThrowSatisfied();
+  return std::make_unique<ReservedFuture>(future_);
+}
+
+bool PromiseState::LeavesProcess(const at::Tensor& value) const {
+  const ProducerEnd* end = producer();
+  if (end) end->CheckValue(value);
+  return end != nullptr;
+}
+
 bool PromiseState::Cancel() {
   future();  // throws where it is not
   if (!TryClaim(Status::kCancelled)) return false;
@@ -193,6 +228,10 @@ void TensorPromiseState::Set(at::Tensor value) {
   TORCH_CHECK_VALUE(value.defined(),
                     "promise: expected a tensor, got an undefined one; use set_exception to say "
                     "that there is no value");
+  if (!value.is_cpu() && !value.is_meta() && GetAcceleratorValues().fulfil) {
+    GetAcceleratorValues().fulfil(*this, value);
+    return;
+  }
   SetValue(std::move(value));
 }
 

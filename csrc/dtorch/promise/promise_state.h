@@ -3,6 +3,7 @@
 #include "dtorch/base/api.h"
 #include "dtorch/future/waiter_list.h"
 #include "dtorch/promise/backend.h"
+#include "dtorch/promise/reservation.h"
 
 #include <ATen/core/ivalue.h>
 
@@ -49,6 +50,14 @@ class DTORCH_API PromiseState : public torch::CustomClassHolder {
   void SetMode(PromiseMode mode);
 
   void SetError(std::exception_ptr error);
+
+  /// For a value that is still to come: the promise counts as fulfilled from now on, though its
+  /// future is pending. `device`: where the value is, if it is a tensor of an accelerator. Throws
+  /// what setting a value does.
+  std::unique_ptr<Reservation> Reserve(std::optional<c10::Device> device = std::nullopt);
+  /// Whether the value that the reservation takes must be on the CPU, because it leaves the
+  /// process. c10::TypeError, which says what to do, if it cannot leave.
+  bool LeavesProcess(const at::Tensor& value) const;
 
   /// Fails the future with CancelledError. False if the promise was fulfilled before. DTorchError
   /// where the future is not.

@@ -364,6 +364,8 @@ Attachment::Place Attachment::Prepare(uint32_t slot, const Value& value) {
   const bool long_shape = value.dims > kInlineDims;
   description.payload = value.payload;
   description.dtype = value.dtype;
+  description.device_type = value.device_type;
+  description.device_index = value.device_index;
   description.dims = static_cast<uint8_t>(value.dims);
   description.bytes = value.bytes;
   description.in_block = long_shape || value.bytes > kInlineBytes;

@@ -60,6 +60,8 @@ class DTORCH_API Attachment {
   struct Value {
     Payload payload = Payload::kNothing;
     uint8_t dtype = 0;
+    uint8_t device_type = 0;  // where the consumer is to put it; 0 is the CPU
+    int8_t device_index = 0;
     const int64_t* sizes = nullptr;
     size_t dims = 0;
     uint64_t bytes = 0;

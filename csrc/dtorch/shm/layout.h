@@ -73,8 +73,10 @@ struct Description {
   Payload payload;
   uint8_t dtype;
   uint8_t dims;
-  uint8_t in_block;  // whether the bytes are in the lane
-  uint32_t padding;
+  uint8_t in_block;     // whether the bytes are in the lane
+  uint8_t device_type;  // where the value is wanted; the bytes are here. 0 is the CPU
+  int8_t device_index;
+  uint16_t padding;
   uint64_t block;  // offset in the lane's data; 0 is none
   uint64_t bytes;  // of the value
   int64_t sizes[kInlineDims];

@@ -367,6 +367,8 @@ void Mailbox::Take(Place place, uint32_t lane_index, std::vector<Event>& events)
   Received received;
   received.payload = description.payload;
   received.dtype = description.dtype;
+  received.device_type = description.device_type;
+  received.device_index = description.device_index;
   received.bytes = description.bytes;
   // Its process may have claimed it since we have looked.
   const auto lane = lane_index < kLanes && Watch(lane_index) ? lanes_[lane_index] : nullptr;

@@ -26,6 +26,8 @@ class ConsumerLane;
 struct Received {
   Payload payload = Payload::kNothing;
   uint8_t dtype = 0;
+  uint8_t device_type = 0;
+  int8_t device_index = 0;
   std::vector<int64_t> sizes;
   uint64_t bytes = 0;
   std::byte* block = nullptr;                   // of a lane, where the bytes are; or null

@@ -150,7 +150,7 @@ Stream& FindStream(int device, int64_t id) {
 Stream& PoolStream(int device, bool high_priority) {
   Use(device);
   Locked lock(MachineLock());
-  ThrowIfFailedLocked(device);
+  // A device that has failed does not keep it from that: as CUDA's, the pool is the host's.
   MayFailCallLocked("stream");
   int64_t& next = streams().next_of_pool[device][high_priority];
   const int64_t first = high_priority ? 1 + kPoolSize : 1;

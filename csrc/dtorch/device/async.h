@@ -1,0 +1,31 @@
+#pragma once
+
+#include "dtorch/base/api.h"
+#include "dtorch/device/transfer.h"
+#include "dtorch/future/waiter_list.h"
+#include "dtorch/promise/promise_state.h"
+
+#include <c10/core/Device.h>
+
+#include <memory>
+#include <vector>
+
+// Futures of what accelerators do. The caller's thread only queues; see stream_watch.h for who
+// waits.
+namespace dtorch {
+
+/// Of the value of `transfer`, when it is there. It has the value's device: consumers on other
+/// streams are ordered behind it, and behind nothing else.
+FuturePtr FutureOf(Transfer transfer);
+
+/// The same for a pending future that there is already.
+void CompleteFrom(const FuturePtr& future, Transfer transfer);
+
+/// Complete, with None, when all that the current stream of each of the accelerators `devices` has
+/// been given so far is done; with the error of the first that fails. If `promise` is given it is
+/// reserved, and fulfilled with that.
+FuturePtr SyncAccelerators(const std::vector<c10::Device>& devices, const char* op);
+void SyncAccelerators(const std::vector<c10::Device>& devices, const char* op,
+                      VoidPromiseState& promise);
+
+}  // namespace dtorch

@@ -1,0 +1,39 @@
+#pragma once
+
+#include "dtorch/device/event.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Stream.h>
+
+#include <functional>
+#include <optional>
+#include <vector>
+
+namespace dtorch {
+
+/// A value that is being computed, or copied, by a stream.
+///
+///      the caller's stream   --- work --- (clone) -- computed --------- goes on ---->
+///                                                      |                  ^ if not cloned
+///      the side stream of it                           `--- copy --- reached
+///
+/// What is written to the source behind the call is not seen: a small source is cloned by its own
+/// stream first; for a large one that stream's later work waits for the copy.
+struct Transfer {
+  at::Tensor value;
+  c10::Stream stream;
+  std::vector<Event> reached;    // then the value is there; the last is on `stream`
+  std::vector<at::Tensor> keep;  // until then
+  /// What a thread that may block has to do then, if the rest could not be queued. May be empty.
+  std::function<void()> finish;
+};
+
+/// Begins to fetch `self`, of an accelerator, where it is: itself, or if `copy` a copy.
+Transfer FetchHere(const at::Tensor& self, bool copy, const char* op);
+
+/// Begins to copy `self` to `device`. One of the two is an accelerator, the other that or the CPU.
+/// The host's side is pinned memory where there is some. c10::NotImplementedError for what has no
+/// strides.
+Transfer FetchTo(const at::Tensor& self, c10::Device device, const char* op);
+
+}  // namespace dtorch

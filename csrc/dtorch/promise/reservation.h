@@ -1,0 +1,40 @@
+#pragma once
+
+#include "dtorch/base/api.h"
+#include "dtorch/future/waiter_list.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/Device.h>
+
+#include <exception>
+#include <memory>
+
+namespace dtorch {
+
+class PromiseState;
+
+/// A promise whose value is still being computed: nobody else can fulfil it any more. Used once, by
+/// any thread. Going away unused it breaks the promise.
+class DTORCH_API Reservation {
+ public:
+  virtual ~Reservation();
+  virtual void SetValue(c10::IValue value) = 0;
+  virtual void SetError(std::exception_ptr error) = 0;
+  /// Whether either may run callbacks of the user.
+  virtual bool RunsCallbacks() const = 0;
+};
+
+/// What promises leave to the layer above that knows when a tensor of an accelerator is there.
+struct AcceleratorValues {
+  /// Fulfils `promise` with `value`, of an accelerator, when that has been computed. Throws what
+  /// setting a value does, and reserves the promise before it returns.
+  void (*fulfil)(PromiseState& promise, const at::Tensor& value) = nullptr;
+  /// Completes `future` with a copy of `value`, which is on the CPU, on `device`; with `value`
+  /// itself where this process has no such device.
+  void (*deliver)(const FuturePtr& future, at::Tensor value, c10::Device device) = nullptr;
+};
+DTORCH_API void SetAcceleratorValues(AcceleratorValues values);
+const AcceleratorValues& GetAcceleratorValues();
+
+}  // namespace dtorch

@@ -1,0 +1,15 @@
+#pragma once
+
+#include "dtorch/base/api.h"
+
+#include <functional>
+
+namespace dtorch {
+
+/// Starts a thread of ours, which nobody joins. It takes no signals: those are for the threads of
+/// the program. std::system_error if there is none to be had.
+DTORCH_API void StartThread(std::function<void()> body);
+
+[[noreturn]] void SleepForEver();
+
+}  // namespace dtorch

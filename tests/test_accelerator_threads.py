@@ -1,0 +1,260 @@
+"""Who waits for events: what it costs the caller, how many threads, and what is stuck.
+
+On the fake accelerator, each test in a process of its own (on_fake.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import fake_accelerator as fake
+import pytest
+import torch
+from on_fake import (
+    LIMIT,
+    LIMIT_MS,
+    Worker,
+    assert_pending,
+    current_stream,
+    error_of,
+    new_streams,
+    on_fake,
+    our_threads,
+    until,
+    value_of,
+)
+
+import dtorch_ops
+
+pytestmark = pytest.mark.timeout(600)  # the first one may have to build the fake
+
+
+# ---- What it costs the caller -------------------------------------------------------------------
+
+
+@on_fake()
+def test_the_caller_never_synchronises_and_nobody_polls():
+    tensor = torch.ones(3, device="fake")
+    value_of(dtorch_ops.to_torch_async(tensor))
+    fake.drain("fake")
+    fake.reset_counters()
+    with fake.held("fake"):
+        futures = [dtorch_ops.to_torch_async(tensor) for _ in range(100)]
+        futures += [dtorch_ops.to_torch_async(tensor, copy=True) for _ in range(10)]
+        futures[0].add_done_callback(lambda f: f.value())
+        assert_pending(*futures[::20])
+    dtorch_ops.wait_all(futures, LIMIT_MS)
+    futures[1].get()
+    asyncio_value = []
+
+    async def main():
+        asyncio_value.append(await futures[2])
+
+    asyncio.run(main())
+    dtorch_ops.to_torch(tensor)
+    counts = fake.counters()
+    assert counts.my_syncs() == {}
+    assert counts.event_queries == counts.stream_queries == 0
+    assert set(counts.other_syncs()) <= {"synchronize_event"}
+
+
+@on_fake()
+def test_ten_thousand_pending_futures_on_four_streams_cost_four_threads():
+    tensor = torch.ones(3, device="fake")
+    fake.drain("fake")
+    streams = [current_stream(), *new_streams(2), torch.Stream("fake:1")]
+    remote = torch.ones(3, device="fake:1")
+    fake.drain("fake:1")
+    assert our_threads() == []
+    futures = []
+    with fake.held(*streams):
+        for stream in streams:
+            with stream:
+                source = remote if stream.device.index == 1 else tensor
+                futures += [dtorch_ops.to_torch_async(source) for _ in range(2500)]
+        fake.until_blocked(1)
+        assert 1 <= len(our_threads()) <= 4
+        assert not any(future.is_ready() for future in futures[::100])
+    dtorch_ops.wait_all(futures, LIMIT_MS)
+    assert len(our_threads()) <= 4
+    until(lambda: our_threads() == [], 2 * LIMIT)
+    # And they come again.
+    assert value_of(dtorch_ops.to_torch_async(tensor)).tolist() == [1, 1, 1]
+
+
+@on_fake()
+def test_no_thread_for_what_is_not_used():
+    dtorch_ops.to_torch_async(torch.ones(3)).get()
+    promise = dtorch_ops.TensorPromise()
+    promise.get_future()
+    dtorch_ops.sync()
+    torch.ones(3, device="fake")
+    assert our_threads() == []
+
+
+@on_fake()
+def test_a_thousand_pending_futures_cost_no_cpu_time():
+    """Nobody polls: the threads sleep through it, and so does the loop."""
+    tensor = torch.ones(3, device="fake")
+    fake.drain("fake")
+    streams = new_streams(4)
+    futures = []
+
+    def switches():
+        total = 0
+        for thread in our_threads():
+            with open(f"/proc/self/task/{thread}/status") as status:
+                total += sum(int(line.split()[1]) for line in status if "ctxt_switches" in line)
+        return total
+
+    async def main():
+        waiting = [asyncio.ensure_future(future) for future in futures[::10]]
+        await asyncio.sleep(0.1)
+        before, used = switches(), time.process_time()
+        await asyncio.sleep(1)
+        assert switches() - before <= 20
+        assert time.process_time() - used < 0.1
+        for stream in streams:
+            fake.release(stream)
+        await asyncio.gather(*waiting)
+
+    with fake.held(*streams):
+        for stream in streams:
+            with stream:
+                futures += [dtorch_ops.to_torch_async(tensor) for _ in range(250)]
+        asyncio.run(main())
+    dtorch_ops.wait_all(futures, LIMIT_MS)
+
+
+@on_fake()
+def test_a_callback_that_blocks_holds_back_no_other_future_of_its_stream():
+    tensor = torch.ones(3, device="fake")
+    gate, entered = threading.Event(), threading.Semaphore(0)
+
+    def block(future):
+        entered.release()
+        assert gate.wait(LIMIT)
+
+    with fake.held("fake"):
+        blocking = [dtorch_ops.to_torch_async(tensor) for _ in range(3)]
+        for future in blocking:
+            future.add_done_callback(block)
+        others = [dtorch_ops.to_torch_async(tensor) for _ in range(5)]
+        called = threading.Event()
+        others[-1].add_done_callback(lambda f: called.set())
+    dtorch_ops.wait_all([*blocking, *others], LIMIT_MS)
+    assert called.wait(LIMIT)
+    for _ in blocking:
+        assert entered.acquire(timeout=LIMIT)
+    value_of(dtorch_ops.to_torch_async(tensor))  # one that comes while they block
+    assert not gate.is_set()
+    gate.set()
+    until(lambda: our_threads() == [], 2 * LIMIT)
+
+
+@on_fake()
+def test_a_callback_may_wait_for_a_later_future_of_the_same_stream():
+    tensor = torch.ones(3, device="fake")
+    results = []
+    done = threading.Event()
+    with fake.held("fake"):
+        futures = [dtorch_ops.to_torch_async(tensor) for _ in range(20)]
+
+        def chain(index):
+            def callback(future):
+                if index + 1 < len(futures):
+                    results.append(futures[index + 1].wait(LIMIT_MS))
+                else:
+                    done.set()
+
+            return callback
+
+        for index, future in enumerate(futures):
+            future.add_done_callback(chain(index))
+    assert done.wait(LIMIT)
+    until(lambda: len(results) == 19)
+
+
+@on_fake()
+def test_a_callback_that_raises_harms_no_other():
+    """What it raised is reported where a callback's error is."""
+    tensor = torch.ones(3, device="fake")
+    errors = []
+    with fake.held("fake"):
+        first = dtorch_ops.to_torch_async(tensor)
+        chained = first.then(lambda f: 1 / 0)
+        chained.add_done_callback(lambda f: errors.append(error_of(f.value)))
+        second = dtorch_ops.to_torch_async(tensor)
+    assert value_of(first) is tensor and value_of(second) is tensor
+    assert isinstance(error_of(lambda: chained.wait(LIMIT_MS)), ZeroDivisionError)
+
+
+@on_fake()
+def test_callers_of_many_threads_and_streams_at_once():
+    def call(index):
+        stream = torch.Stream(f"fake:{index % 4}")
+        with stream:
+            tensor = torch.zeros(2, device=stream.device)
+            for number in range(100):
+                tensor = tensor + 1
+                value = dtorch_ops.to_torch_async(tensor).wait(LIMIT_MS)
+                if number % 25 == 0:
+                    assert value.tolist() == [number + 1] * 2
+
+    workers = [Worker(lambda index=index: call(index)) for index in range(8)]
+    for worker in workers:
+        worker.finish()
+
+
+# ---- Work that is stuck -------------------------------------------------------------------------
+
+
+@on_fake()
+def test_a_stuck_stream_holds_up_no_other():
+    tensor = torch.ones(3, device="fake")
+    fake.drain("fake")
+    stuck = new_streams(8)
+    with fake.held(*stuck):
+        pending = []
+        for stream in stuck:
+            with stream:
+                pending += [dtorch_ops.to_torch_async(tensor) for _ in range(3)]
+        for stream in [current_stream(), torch.Stream("fake"), torch.Stream("fake:1")]:
+            with stream:
+                value_of(dtorch_ops.to_torch_async(torch.ones(2, device=stream.device)))
+        assert_pending(*pending)
+        # In any order.
+        for index in reversed(range(8)):
+            fake.release(stuck[index])
+            dtorch_ops.wait_all(pending[3 * index : 3 * index + 3], LIMIT_MS)
+            assert_pending(*pending[: 3 * index])
+
+
+@on_fake()
+def test_an_event_that_never_fires_beside_ten_that_do():
+    tensor = torch.ones(3, device="fake")
+    fake.drain("fake")
+    fake.lose_next_event()
+    lost = dtorch_ops.to_torch_async(tensor)
+    fake.drain("fake")
+    futures = []
+    for stream in [*new_streams(7), *[torch.Stream(f"fake:{i}") for i in (1, 2, 3)]]:
+        with stream:
+            futures.append(dtorch_ops.to_torch_async(torch.ones(2, device=stream.device)))
+    dtorch_ops.wait_all(futures, LIMIT_MS)
+    assert_pending(lost)
+    assert isinstance(error_of(lambda: lost.wait(50)), TimeoutError)
+
+    async def main():
+        try:
+            await asyncio.wait_for(lost, 0.05)
+            raise AssertionError("no timeout")
+        except asyncio.TimeoutError:
+            pass
+
+    asyncio.run(main())
+    any_of = dtorch_ops.collect_any([lost, futures[0]])
+    assert value_of(any_of).tolist() == [1, 1]
+    # And the process ends with it pending.
