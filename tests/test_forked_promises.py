@@ -780,3 +780,38 @@ def test_a_program_that_a_child_has_started_keeps_nothing_alive(start: str) -> N
             cat.wait()
         """
     )
+
+
+def test_two_thousand_short_lived_workers_cost_no_more_than_one() -> None:
+    check(
+        """
+        def counts():
+            gc.collect()
+            with open("/proc/self/maps") as maps:
+                mappings = sum("memfd:dtorch_ops" in line for line in maps)
+            with open("/proc/self/status") as status:
+                resident = next(int(line.split()[1]) for line in status if line[:6] == "VmRSS:")
+            return len(os.listdir("/proc/self/fd")), mappings, resident
+        value = torch.ones(10_000)
+        def worker(link, data, number):
+            pickle.loads(data).set_value(value + number)
+        def one(number):
+            promise, future = pending()
+            child = forked(worker, pickle.dumps(promise), number)
+            assert value_of(future)[-1].item() == number + 1
+            child.end()
+            child.link.close()
+        for number in range(50):
+            one(number)
+        until(lambda: dtorch_ops.stats()["producers"] == 0)
+        stats, (descriptors, mappings, resident) = dtorch_ops.stats(), counts()
+        for number in range(2000):
+            one(number)
+        until(lambda: dtorch_ops.stats()["producers"] == 0)
+        assert dtorch_ops.stats() == stats
+        after = counts()
+        assert after[:2] == (descriptors, mappings)
+        assert after[2] <= resident + 4096, (resident, after[2])
+        """,
+        timeout=110,
+    )
