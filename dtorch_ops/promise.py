@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import process, util
 from typing import Any
@@ -132,4 +133,25 @@ def _adopt_arguments(_: object) -> None:
             continue  # using it says why
 
 
-util.register_after_fork(_Promise, _adopt_arguments)
+# How long a process that ends waits for the device. One that hangs shall not keep it for ever.
+_FLUSH_MS = 2000
+
+
+def _flush() -> None:
+    # What an accelerator was still computing when it was set is lost with its process.
+    _C.flush_promises(_FLUSH_MS)
+
+
+def _flush_at_exit() -> None:
+    # Processes that multiprocessing has started call no exit handlers, but these.
+    util.Finalize(None, _flush, exitpriority=0)
+
+
+def _after_fork(promises: object) -> None:
+    _adopt_arguments(promises)
+    _flush_at_exit()
+
+
+atexit.register(_flush)
+_flush_at_exit()
+util.register_after_fork(_Promise, _after_fork)

@@ -366,6 +366,33 @@ def test_a_producer_that_ends_before_the_event_ends_and_breaks_the_promise(leave
     assert isinstance(error, dtorch_ops.BrokenPromiseError), repr(error)
 
 
+@pytest.mark.parametrize("leave", ["exit", "multiprocessing"])
+@on_fake()
+def test_a_producer_that_ends_at_once_has_sent_what_the_device_still_computes(leave):
+    promise, future = pending()
+    token = pickle.dumps(promise)
+
+    def work():
+        own = pickle.loads(token)
+        tensor = torch.full((1000,), 6.0, device="fake:1")
+        fake.hold("fake:1")
+        tensor.add_(1)
+        own.set_value(tensor)
+        threading.Timer(0.1, lambda: fake.release("fake:1")).start()
+
+    if leave == "exit":
+        forked(lambda link: work(), sys.exit).end()
+    else:
+        import multiprocessing
+
+        process = multiprocessing.get_context("fork").Process(target=work)
+        process.start()
+        process.join(LIMIT)
+        assert process.exitcode == 0
+    value = value_of(future)
+    assert value.device == torch.device("fake:1") and value.tolist() == [7] * 1000
+
+
 @on_fake()
 def test_the_producer_may_drop_promise_and_tensor_right_after_the_call():
     promise, future = pending()

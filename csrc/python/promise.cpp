@@ -1,6 +1,8 @@
 #include "python/promise.h"
 
 #include "dtorch/base/error.h"
+#include "dtorch/base/host.h"
+#include "dtorch/device/promised.h"
 #include "dtorch/promise/promise_state.h"
 
 #include "python/errors.h"
@@ -276,6 +278,13 @@ void BindPromise(py::module_& m) {
     m.attr(name) = type;
     Methods::base_type = reinterpret_cast<PyTypeObject*>(type.inc_ref().ptr());
   };
+  m.def(
+      "flush_promises",
+      [](int64_t timeout_ms) {
+        HostUnlocked unlocked;
+        return FlushPromises(Deadline::AfterMs(timeout_ms));
+      },
+      py::arg("timeout_ms"));
   define(TensorMethods(), "TensorPromiseBase", tensor_methods, "The producing end of a tensor.");
   define(VoidMethods(), "VoidPromiseBase", void_methods, "The producing end without a value.");
 }

@@ -1,6 +1,9 @@
 // Tensors of accelerators in promises: what promise/reservation.h leaves to this layer.
 
+#include "dtorch/device/promised.h"
+
 #include "dtorch/base/error.h"
+#include "dtorch/base/fork.h"
 #include "dtorch/device/async.h"
 #include "dtorch/device/device.h"
 #include "dtorch/device/stream_watch.h"
@@ -10,15 +13,57 @@
 
 #include <c10/util/Exception.h>
 
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
 #include <utility>
 
 namespace dtorch {
 namespace {
 
+// Values that are on their way to other processes. Of this process: a child has none.
+struct Leaving {
+  std::mutex mutex;
+  std::condition_variable arrived;
+  size_t count = 0;
+};
+
+std::atomic<Leaving*> leaving{nullptr};
+
+Leaving& AllLeaving() {
+  static const bool once [[maybe_unused]] = [] {
+    // Leaked on purpose: threads use it at exit, or have had its lock when the process was forked.
+    OnFork({.child = [] { leaving.store(new Leaving); }});
+    leaving.store(new Leaving);
+    return true;
+  }();
+  return *leaving.load();
+}
+
+class Leave {
+ public:
+  explicit Leave(bool leaves) : all_(leaves ? &AllLeaving() : nullptr) {
+    if (!all_) return;
+    std::lock_guard<std::mutex> lock(all_->mutex);
+    ++all_->count;
+  }
+  ~Leave() {
+    if (!all_) return;
+    std::lock_guard<std::mutex> lock(all_->mutex);
+    if (--all_->count == 0) all_->arrived.notify_all();
+  }
+  Leave(const Leave&) = delete;
+  Leave& operator=(const Leave&) = delete;
+
+ private:
+  Leaving* const all_;
+};
+
 class PromisedValue final : public Completion {
  public:
-  PromisedValue(std::unique_ptr<Reservation> reservation, Transfer&& transfer)
-      : reservation_(std::move(reservation)),
+  PromisedValue(std::unique_ptr<Reservation> reservation, Transfer&& transfer, bool leaves)
+      : leave_(leaves),
+        reservation_(std::move(reservation)),
         value_(std::move(transfer.value)),
         keep_(std::move(transfer.keep)),
         finish_(std::move(transfer.finish)) {}
@@ -44,6 +89,7 @@ class PromisedValue final : public Completion {
   }
 
  private:
+  const Leave leave_;  // goes last
   const std::unique_ptr<Reservation> reservation_;
   at::Tensor value_;
   std::vector<at::Tensor> keep_;
@@ -61,8 +107,9 @@ void Fulfil(PromiseState& promise, const at::Tensor& value) {
         leaves ? FetchTo(value.detach(), c10::kCPU, kOp) : FetchHere(value, /*copy=*/false, kOp);
     const c10::Stream stream = transfer.stream;
     std::vector<Event> reached = std::move(transfer.reached);
-    WhenReached(stream, std::move(reached),
-                std::make_unique<PromisedValue>(std::move(reservation), std::move(transfer)));
+    WhenReached(
+        stream, std::move(reached),
+        std::make_unique<PromisedValue>(std::move(reservation), std::move(transfer), leaves));
   } catch (...) {
     // Who waits is told as well.
     if (reservation) reservation->SetError(std::current_exception());
@@ -84,4 +131,11 @@ const bool registered [[maybe_unused]] = [] {
 }();
 
 }  // namespace
+
+bool FlushPromises(Deadline deadline) {
+  Leaving& all = AllLeaving();
+  std::unique_lock<std::mutex> lock(all.mutex);
+  return all.arrived.wait_until(lock, deadline.when(), [&] { return all.count == 0; });
+}
+
 }  // namespace dtorch
