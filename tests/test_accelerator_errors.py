@@ -249,3 +249,19 @@ def test_futures_that_outlive_a_capture_of_all_threads_complete_or_say_why():
             value_of(future)
         except RuntimeError as error:
             assert "captur" in str(error)
+
+
+@on_fake()
+def test_who_waits_is_told_if_the_device_refuses_as_the_future_completes():
+    tensor = torch.ones(3, device="fake")
+    fake.drain("fake")
+    fake.hold("fake")
+    future = dtorch_ops.to_torch_async(tensor)
+    called = threading.Event()
+    future.add_done_callback(lambda _: called.set())
+    worker = blocked_in(lambda: error_of(lambda: future.wait(LIMIT_MS)))
+    fake.fail_call("event", "no event to be had")
+    fake.release("fake")
+    worker.join(LIMIT)
+    assert not worker.is_alive() and "no event to be had" in str(worker.result)
+    assert called.wait(LIMIT)

@@ -627,3 +627,85 @@ sys.stdin.read()
     assert value.device == torch.device("fake:1") and value.tolist() == [3] * 1000
     process.communicate(timeout=LIMIT)
     assert process.returncode == 0
+
+
+# ---- Reserved promises --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["value", "sync"])
+@on_fake()
+def test_a_fork_does_not_give_away_what_is_reserved(kind):
+    own = dtorch_ops.TensorPromise() if kind == "value" else dtorch_ops.VoidPromise()
+    future = own.get_future()
+    tensor = torch.ones(3, device="fake")
+    fake.drain("fake")
+    fake.hold("fake")
+    tensor.add_(1)
+    if kind == "value":
+        own.set_value(tensor)
+    else:
+        torch.ops.dtorch.sync(own)
+
+    def child(link):
+        value = (torch.ones(1),) if kind == "value" else ()
+        error = error_of(lambda: own.set_value(*value))
+        link.send(type(error) is dtorch_ops.PromiseAlreadySatisfiedError)
+
+    taker = forked(child)
+    assert taker.hear() is True
+    taker.end()
+    own = None
+    assert_pending(future)
+    fake.release("fake")
+    value = value_of(future)
+    assert value is None if kind == "sync" else value.tolist() == [2, 2, 2]
+
+
+@on_fake()
+def test_a_value_that_finds_no_memory_fails_its_future():
+    promise, future = pending()
+    token = pickle.dumps(promise)
+
+    def producer(link):
+        own, other = pickle.loads(token), pickle.loads(token)
+        # All of this process's share of the memory, none of which is touched.
+        lent, size = [], 8 << 30
+        while size >= 1 << 20:
+            try:
+                lent.append(other.empty((size,), dtype=torch.uint8))
+            except dtorch_ops.DTorchError:
+                size //= 2
+        value = torch.ones(1 << 20, device="fake")
+        own.set_value(value)
+        del own, other, lent
+        link.send("set")
+        link.recv()
+
+    child = forked(producer)
+    assert child.hear() == "set"
+    error = error_of(lambda: value_of(future))
+    assert isinstance(error, (dtorch_ops.DTorchError, RuntimeError)), repr(error)
+    assert not isinstance(error, TimeoutError)
+    child.say()
+    child.end()
+
+
+@on_fake()
+def test_a_consumer_on_another_stream_keeps_the_memory_of_a_value_from_a_promise():
+    own = dtorch_ops.TensorPromise()
+    future = own.get_future()
+    producing, consuming = torch.Stream("fake"), torch.Stream("fake")
+    with producing:
+        own.set_value(torch.ones(1000, device="fake"))
+    del own
+    with consuming:
+        value = value_of(future)
+        fake.hold(consuming)
+        out = value * 1
+    del value, future
+    with producing:
+        again = torch.full((1000,), 9.0, device="fake")
+    fake.drain(producing)
+    fake.release(consuming)
+    fake.drain(consuming)
+    assert out.tolist() == [1] * 1000 and again[0].item() == 9

@@ -258,3 +258,27 @@ def test_an_event_that_never_fires_beside_ten_that_do():
     any_of = dtorch_ops.collect_any([lost, futures[0]])
     assert value_of(any_of).tolist() == [1, 1]
     # And the process ends with it pending.
+
+
+@on_fake(timeout=60)
+def test_a_callback_that_comes_as_its_future_completes_may_wait_for_the_next():
+    """It is run by the very thread that waits for the stream."""
+    tensor = torch.ones(3, device="fake")
+    for attempt in range(1500):
+        first = dtorch_ops.to_torch_async(tensor)
+        second = dtorch_ops.to_torch_async(tensor)
+        for _ in range(attempt % 60):
+            pass
+        done = threading.Event()
+        outcome = []
+
+        def wait(_, second=second, outcome=outcome, done=done):
+            try:
+                outcome.append(second.wait(LIMIT_MS))
+            except BaseException as error:
+                outcome.append(error)
+            done.set()
+
+        first.add_done_callback(wait)
+        assert done.wait(LIMIT)
+        assert isinstance(outcome[0], torch.Tensor), outcome

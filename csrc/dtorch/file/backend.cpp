@@ -60,7 +60,7 @@ class Claim final : public Reservation {
   }
   ~Claim() override {
     if (!published_ && generation_ == ForkGeneration()) {
-      target_.attachment->Abandon(target_.slot, target_.generation, 0);
+      target_.attachment->Abandon(target_.slot, target_.generation);
     }
   }
 
@@ -103,8 +103,7 @@ class Claim final : public Reservation {
         write(place.to);
       }
     } catch (const std::exception& error) {
-      published_ = true;  // nothing is left to be given back
-      attachment.Abandon(target_.slot, target_.generation, place.block);
+      attachment.FreeBlock(place.block);
       if (dynamic_cast<const std::runtime_error*>(&error) &&
           !dynamic_cast<const DTorchError*>(&error)) {
         throw DTorchError(error.what());

@@ -268,14 +268,23 @@ void Service::Deliver(shm::Mailbox::Event event) {
 
 void Service::StartListening() {
   ++listening_;
-  StartThread([this] { Run(); });
+  try {
+    StartThread([this] { Run(); });
+  } catch (...) {
+    --listening_;
+    throw;
+  }
 }
 
 void Service::Run() {
   for (;;) {
     auto event = mailbox_.Collect();
     if (event && !stopping_) {
-      if (--listening_ == 0) StartListening();
+      try {
+        if (--listening_ == 0) StartListening();
+      } catch (const std::exception&) {
+        // No thread to be had: what callbacks may wait for is seen to behind them.
+      }
       Deliver(*std::move(event));
       ++listening_;
       continue;

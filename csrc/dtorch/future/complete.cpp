@@ -53,9 +53,23 @@ void CompleteNow(const FuturePtr& future, const F& complete) {
   try {
     complete();
   } catch (const std::exception&) {
-    // Completed in this very moment, or a C++ callback has thrown. We may be in a destructor.
+    // Completed in this very moment, or a C++ callback has thrown, or a device has refused the
+    // event that torch records: then it is complete, and nobody was told. We may be in a
+    // destructor.
+    NotifyWaiters(future);
   }
 }
+
+// Completions that this thread has put off, since they were nested too deeply.
+void RunDeferredCompletions() {
+  while (!pending.deferred.empty()) {
+    const auto [future, complete] = std::move(pending.deferred.front());
+    pending.deferred.pop_front();
+    CompleteNow(future, complete);
+  }
+}
+
+thread_local BeforeBlocking* before_blocking = nullptr;
 
 template <typename F>
 void Complete(const FuturePtr& future, Nesting nesting, F complete) {
@@ -71,13 +85,17 @@ void Complete(const FuturePtr& future, Nesting nesting, F complete) {
 
 }  // namespace
 
-void RunDeferredCompletions() {
-  while (!pending.deferred.empty()) {
-    const auto [future, complete] = std::move(pending.deferred.front());
-    pending.deferred.pop_front();
-    CompleteNow(future, complete);
-  }
+void PrepareToBlock() {
+  RunDeferredCompletions();
+  for (BeforeBlocking* each = before_blocking; each; each = each->outer_) each->hand_over_();
 }
+
+BeforeBlocking::BeforeBlocking(std::function<void()> hand_over)
+    : hand_over_(std::move(hand_over)), outer_(before_blocking) {
+  before_blocking = this;
+}
+
+BeforeBlocking::~BeforeBlocking() { before_blocking = outer_; }
 
 bool RunsCallbacks(const FuturePtr& future) {
   return HasCallbacks(future) || HasWaitersThatRunCallbacks(future);

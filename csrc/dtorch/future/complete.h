@@ -6,6 +6,7 @@
 #include <ATen/core/ivalue.h>
 
 #include <exception>
+#include <functional>
 
 // How everything of ours completes a future. Completing runs the callbacks of the future in this
 // thread, so the host's lock is dropped meanwhile, unless there are none but the one that feeds the
@@ -24,9 +25,23 @@ DTORCH_API void CompleteWithValue(const FuturePtr& future, c10::IValue value,
 DTORCH_API void CompleteWithError(const FuturePtr& future, std::exception_ptr error,
                                   Nesting nesting = Nesting::kAtOnce);
 
-/// Completions that this thread has put off, since they were nested too deeply. To be called before
-/// it blocks. Does nothing elsewhere.
-DTORCH_API void RunDeferredCompletions();
+/// Scope in which this thread has something to hand over to others before it blocks in one of our
+/// waits. Called at each of them.
+class BeforeBlocking {
+ public:
+  explicit BeforeBlocking(std::function<void()> hand_over);
+  ~BeforeBlocking();
+  BeforeBlocking(const BeforeBlocking&) = delete;
+  BeforeBlocking& operator=(const BeforeBlocking&) = delete;
+
+ private:
+  friend void PrepareToBlock();
+  const std::function<void()> hand_over_;
+  BeforeBlocking* const outer_;
+};
+
+/// To be called before this thread blocks: runs what it has put off, and hands over what it has to.
+DTORCH_API void PrepareToBlock();
 
 /// Whether anybody waits for a pending future, or has hung a callback on it.
 bool HasObservers(const FuturePtr& future);

@@ -52,7 +52,7 @@ size_t CompletionQueue::remaining() const {
 
 std::optional<size_t> CompletionQueue::Pop(Deadline deadline) {
   if (auto index = TryPop()) return index;
-  RunDeferredCompletions();
+  PrepareToBlock();
   HostUnlocked unlocked;
   struct Sleeping {
     explicit Sleeping(CompletionQueue& queue) : queue(queue) { Add(1); }

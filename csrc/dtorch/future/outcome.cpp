@@ -1,5 +1,8 @@
 #include "dtorch/future/outcome.h"
 
+#include <ATen/core/Tensor.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 namespace dtorch {
 namespace {
 
@@ -7,6 +10,14 @@ ErrorInValueCheck error_in_value = nullptr;
 
 std::exception_ptr ErrorInValue(const c10::IValue& value) {
   return error_in_value && value.isPyObject() ? error_in_value(value) : nullptr;
+}
+
+// A future that was made before the device was in use does not know it, and does not tell the
+// allocator that the current stream uses the value.
+void RecordUse(const at::Tensor& value) {
+  if (!value.defined() || value.is_cpu() || value.is_meta() || !value.has_storage()) return;
+  const c10::impl::VirtualGuardImpl guard(value.device().type());
+  guard.recordDataPtrOnStream(value.storage().data_ptr(), guard.getStream(value.device()));
 }
 
 }  // namespace
@@ -21,6 +32,7 @@ std::exception_ptr ErrorOf(const FuturePtr& future) {
 c10::IValue ValueOf(const FuturePtr& future) {
   future->wait();  // complete: only orders the current streams
   c10::IValue value = future->value();
+  if (value.isTensor() && future->devices().empty()) RecordUse(value.toTensor());
   if (auto error = ErrorInValue(value)) std::rethrow_exception(error);
   return value;
 }

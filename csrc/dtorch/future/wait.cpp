@@ -45,7 +45,7 @@ Deadline DeadlineFromMs(int64_t timeout_ms) {
 
 bool WaitUntil(const FuturePtr& future, Deadline deadline) {
   if (future->completed()) return true;
-  RunDeferredCompletions();
+  PrepareToBlock();
   if (future->completed()) return true;
   if (deadline.HasPassed()) return false;
   HostUnlocked unlocked;

@@ -156,6 +156,26 @@ class WaiterList final : public c10::intrusive_ptr_target, public Table::Entry {
     return true;
   }
 
+  // Notifies all; more than once does nothing more.
+  void Complete() {
+    std::vector<std::shared_ptr<Waker>> wakers;
+    std::vector<std::shared_ptr<void>> keep;  // dropped behind the lock
+    std::shared_ptr<Source> spent;            // the same
+    {
+      Shard& shard = ShardOf(key());
+      std::lock_guard<std::mutex> lock(shard.mutex);
+      if (in_table()) shard.lists.Erase(*this);
+      spent = std::move(source);
+      while (Waiter* w = PopFront()) {
+        if (w->keep_alive_) keep.push_back(std::move(w->keep_alive_));
+        if (auto waker = w->Notify()) wakers.push_back(std::move(waker));  // may be the end of *w
+      }
+    }
+    if (wakers.empty()) return;
+    DeferCallbacks deferred;  // of one group they may block: all other groups come first
+    for (auto& waker : wakers) waker->Wake();
+  }
+
   void Remove(Waiter& waiter) {
     waiter.prev_->next_ = waiter.next_;
     waiter.next_->prev_ = waiter.prev_;
@@ -214,25 +234,6 @@ class WaiterList final : public c10::intrusive_ptr_target, public Table::Entry {
     Waiter* waiter = last_ ? last_->next_ : nullptr;
     if (waiter) Remove(*waiter);
     return waiter;
-  }
-
-  void Complete() {
-    std::vector<std::shared_ptr<Waker>> wakers;
-    std::vector<std::shared_ptr<void>> keep;  // dropped behind the lock
-    std::shared_ptr<Source> spent;            // the same
-    {
-      Shard& shard = ShardOf(key());
-      std::lock_guard<std::mutex> lock(shard.mutex);
-      shard.lists.Erase(*this);
-      spent = std::move(source);
-      while (Waiter* w = PopFront()) {
-        if (w->keep_alive_) keep.push_back(std::move(w->keep_alive_));
-        if (auto waker = w->Notify()) wakers.push_back(std::move(waker));  // may be the end of *w
-      }
-    }
-    if (wakers.empty()) return;
-    DeferCallbacks deferred;  // of one group they may block: all other groups come first
-    for (auto& waker : wakers) waker->Wake();
   }
 
   const uint32_t fork_generation_;
@@ -296,6 +297,15 @@ T WithList(Key future, const F& function, T otherwise) {
 }
 
 }  // namespace
+
+void NotifyWaiters(const FuturePtr& future) {
+  if (!future->completed()) return;
+  const auto list = WithList(
+      future.get(),
+      [](WaiterList& found) { return c10::intrusive_ptr<WaiterList>::reclaim_copy(&found); },
+      c10::intrusive_ptr<WaiterList>());
+  if (list) list->Complete();
+}
 
 bool HasWaiterList(const FuturePtr& future) {
   return WithList(future.get(), [](WaiterList&) { return true; }, false);

@@ -128,6 +128,9 @@ DTORCH_API std::vector<FuturePtr> FindPromisesWithoutSource();
 /// hung on it. In a forked child throws DTorchError, as Waiter::LinkTo() does.
 DTORCH_API void EnsureWaiterList(const FuturePtr& future);
 
+/// Notifies all who wait for a complete future, if that has not been done.
+void NotifyWaiters(const FuturePtr& future);
+
 /// Whether the callback that feeds a list of waiters hangs on `future`.
 bool HasWaiterList(const FuturePtr& future);
 

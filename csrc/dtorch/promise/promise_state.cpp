@@ -21,6 +21,11 @@ std::shared_ptr<OwnerEnd> EndOf(const FuturePtr& future) {
   return std::static_pointer_cast<OwnerEnd>(SourceOf(future));
 }
 
+std::vector<c10::Device> Devices() {
+  const auto devices = GetAcceleratorValues().devices;
+  return devices ? devices() : std::vector<c10::Device>();
+}
+
 template <typename State>
 c10::intrusive_ptr<State> FromTokenImpl(const std::string& token, bool has_value) {
   return c10::make_intrusive<State>(FileBackend().Import(token, has_value));
@@ -29,7 +34,7 @@ c10::intrusive_ptr<State> FromTokenImpl(const std::string& token, bool has_value
 }  // namespace
 
 PromiseState::PromiseState(c10::TypePtr value_type, PromiseMode mode)
-    : future_(c10::make_intrusive<c10::ivalue::Future>(std::move(value_type))),
+    : future_(c10::make_intrusive<c10::ivalue::Future>(std::move(value_type), Devices())),
       fork_generation_(ForkGeneration()),
       mode_(mode),
       of_token_(false) {
@@ -79,6 +84,7 @@ bool PromiseState::TryLeavePending(Status to) {
 ProducerEnd* PromiseState::producer() const {
   if (producer_ || fork_generation_ == ForkGeneration()) return producer_.get();
   if (ProducerEnd* end = inherited_.load()) return end;
+  if (status_.load() != Status::kPending) ThrowSatisfied();  // reserved, it may be, and pending
   std::unique_ptr<ProducerEnd> end;
   if (const auto parents = EndOf(future_)) {
     end = FileBackend().Inherit(*parents);
@@ -174,39 +180,19 @@ void PromiseState::SetError(std::exception_ptr error) {
   CompleteWithError(future_, std::move(error));
 }
 
-namespace {
-
-// Of a promise of this process.
-class ReservedFuture final : public Reservation {
- public:
-  explicit ReservedFuture(FuturePtr future) : future_(std::move(future)) {}
-  ~ReservedFuture() override {
-    if (!future_->completed()) {
-      CompleteWithError(future_, std::make_exception_ptr(BrokenPromiseError(
-                                     "the value that the promise was given could not be had")));
-    }
-    ReleaseFuture(std::move(future_));
-  }
-  void SetValue(c10::IValue value) override { CompleteWithValue(future_, std::move(value)); }
-  void SetError(std::exception_ptr error) override { CompleteWithError(future_, std::move(error)); }
-  bool RunsCallbacks() const override { return dtorch::RunsCallbacks(future_); }
-
- private:
-  FuturePtr future_;
-};
-
-}  // namespace
-
 std::unique_ptr<Reservation> PromiseState::Reserve(std::optional<c10::Device> device) {
   if (ProducerEnd* end = producer()) return end->Reserve(device);
   if (!TryClaim(Status::kSatisfied)) ThrowSatisfied();
-  return std::make_unique<ReservedFuture>(future_);
+  // A fork shall not hand it to a child, nor has one done so in this very moment.
+  SetOrigin(future_, Origin::kPromised);
+  if (const auto end = EndOf(future_)) end->Retract(OwnerEnd::Purpose::kFulfil);
+  return ReserveFuture(future_);
 }
 
-bool PromiseState::LeavesProcess(const at::Tensor& value) const {
-  const ProducerEnd* end = producer();
-  if (end) end->CheckValue(value);
-  return end != nullptr;
+bool PromiseState::LeavesProcess() const { return producer() != nullptr; }
+
+void PromiseState::CheckValue(const at::Tensor& value) const {
+  if (const ProducerEnd* end = producer()) end->CheckValue(value);
 }
 
 bool PromiseState::Cancel() {

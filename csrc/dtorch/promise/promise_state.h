@@ -55,9 +55,10 @@ class DTORCH_API PromiseState : public torch::CustomClassHolder {
   /// future is pending. `device`: where the value is, if it is a tensor of an accelerator. Throws
   /// what setting a value does.
   std::unique_ptr<Reservation> Reserve(std::optional<c10::Device> device = std::nullopt);
-  /// Whether the value that the reservation takes must be on the CPU, because it leaves the
-  /// process. c10::TypeError, which says what to do, if it cannot leave.
-  bool LeavesProcess(const at::Tensor& value) const;
+  /// Whether the value goes to another process: then the reservation takes a tensor on the CPU.
+  bool LeavesProcess() const;
+  /// c10::TypeError, which says what to do, if such a tensor cannot be set.
+  void CheckValue(const at::Tensor& value) const;
 
   /// Fails the future with CancelledError. False if the promise was fulfilled before. DTorchError
   /// where the future is not.

@@ -9,13 +9,15 @@
 
 #include <exception>
 #include <memory>
+#include <vector>
 
 namespace dtorch {
 
 class PromiseState;
 
 /// A promise whose value is still being computed: nobody else can fulfil it any more. Used once, by
-/// any thread. Going away unused it breaks the promise.
+/// any thread; if a value is refused, once more, for an error. Going away unused it breaks the
+/// promise, or leaves it to the other producers if there are some.
 class DTORCH_API Reservation {
  public:
   virtual ~Reservation();
@@ -25,6 +27,9 @@ class DTORCH_API Reservation {
   virtual bool RunsCallbacks() const = 0;
 };
 
+/// Of a pending future that nobody else completes.
+std::unique_ptr<Reservation> ReserveFuture(FuturePtr future);
+
 /// What promises leave to the layer above that knows when a tensor of an accelerator is there.
 struct AcceleratorValues {
   /// Fulfils `promise` with `value`, of an accelerator, when that has been computed. Throws what
@@ -33,6 +38,8 @@ struct AcceleratorValues {
   /// Completes `future` with a copy of `value`, which is on the CPU, on `device`; with `value`
   /// itself where this process has no such device.
   void (*deliver)(const FuturePtr& future, at::Tensor value, c10::Device device) = nullptr;
+  /// Those that may be in use: what futures of promises are made with. Does not ask the driver.
+  std::vector<c10::Device> (*devices)() = nullptr;
 };
 DTORCH_API void SetAcceleratorValues(AcceleratorValues values);
 const AcceleratorValues& GetAcceleratorValues();

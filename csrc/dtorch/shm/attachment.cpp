@@ -234,6 +234,7 @@ bool Attachment::IsInert() const { return fork_generation_ != ForkGeneration(); 
 
 void Attachment::BeforeFork() {
   mutex_.lock();
+  lane_memory_.KeepLoans();
   if (held_ > 0) meta_.lane(lane_).forking.fetch_add(1);
 }
 
@@ -254,6 +255,8 @@ void Attachment::AfterForkInChild() {
       for (uint32_t slot = 0; slot < used; ++slot) {
         if (const uint32_t generation = meta_.hold(parents, slot).load()) {
           meta_.hold(lane_, slot).store(generation);
+          // The consumer may be at the lanes, have passed this one, and find the parent's dropped.
+          meta_.slot(slot).handovers.fetch_add(1);
         }
       }
       DTORCH_TEST_POINT("holds taken over");
@@ -478,14 +481,18 @@ bool Attachment::Publish(uint32_t slot, uint32_t generation) {
   return true;
 }
 
-void Attachment::Abandon(uint32_t slot, uint32_t generation, uint64_t block) {
-  if (block != 0) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    lane_memory_.Free(block, LaneMemory::User::kConsumer);
-  }
+void Attachment::FreeBlock(uint64_t block) {
+  if (block == 0) return;
+  std::lock_guard<std::mutex> lock(mutex_);
+  lane_memory_.Free(block, LaneMemory::User::kConsumer);
+}
+
+void Attachment::Abandon(uint32_t slot, uint32_t generation) {
   uint64_t expected = SlotWord{State::kClaimed, static_cast<uint16_t>(lane_), generation}.Pack();
   meta_.slot(slot).word.compare_exchange_strong(expected,
                                                 SlotWord{State::kPending, 0, generation}.Pack());
+  // Whoever dropped it meanwhile saw it claimed.
+  if (meta_.hold(lane_, slot).load() != generation) Attend(slot);
 }
 
 void Attachment::Attend(uint32_t slot) {

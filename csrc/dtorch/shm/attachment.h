@@ -82,8 +82,10 @@ class DTORCH_API Attachment {
   /// claimed -> ready; tells the consumer. The bytes must have been written. False if the consumer
   /// has given the claim up, taking this process for dead.
   bool Publish(uint32_t slot, uint32_t generation);
-  /// claimed -> pending. `block` is what Prepare() gave, if it did.
-  void Abandon(uint32_t slot, uint32_t generation, uint64_t block);
+  /// Gives back what Prepare() gave, if nothing was published: the claim stays. 0 is none.
+  void FreeBlock(uint64_t block);
+  /// claimed -> pending. If this process has dropped the promise meanwhile the consumer is told.
+  void Abandon(uint32_t slot, uint32_t generation);
 
   /// Memory for a value of `bytes` that is computed in place; Prepare() finds it again. It is the
   /// lender's until `keep` goes, and the consumer's once it was published. std::runtime_error if

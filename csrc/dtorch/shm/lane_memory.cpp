@@ -59,8 +59,17 @@ uint64_t LaneMemory::FindLent(const void* data, uint64_t bytes) const {
   const auto offset = static_cast<uint64_t>(at - base_);
   const auto it = live_.find(offset);
   const bool lent = it != live_.end() && it->second.size >= bytes &&
-                    it->second.users == static_cast<uint8_t>(User::kLender);
+                    (it->second.users & ~static_cast<uint8_t>(User::kChild)) ==
+                        static_cast<uint8_t>(User::kLender);
   return lent ? offset : 0;
+}
+
+void LaneMemory::KeepLoans() {
+  for (auto& [offset, block] : live_) {
+    if (block.users & static_cast<uint8_t>(User::kLender)) {
+      block.users |= static_cast<uint8_t>(User::kChild);
+    }
+  }
 }
 
 bool LaneMemory::IsLending() const {

@@ -19,7 +19,7 @@ namespace dtorch::shm {
 /// lender's tensor (promise.empty), or both.
 class LaneMemory {
  public:
-  enum class User : uint8_t { kConsumer = 1, kLender = 2 };
+  enum class User : uint8_t { kConsumer = 1, kLender = 2, kChild = 4 };
 
   LaneMemory() = default;
   LaneMemory(std::byte* base, Lane* lane, int memory_fd, uint64_t file_offset)
@@ -39,6 +39,8 @@ class LaneMemory {
   /// The block that starts at `data` and is lent; 0 if there is none of at least `bytes`.
   uint64_t FindLent(const void* data, uint64_t bytes) const;
   bool IsLending() const;
+  /// What is lent now is not used again: a child that is forked now may look at it for ever.
+  void KeepLoans();
   /// Blocks that the consumer has given back are free again.
   void TakeBackReturned();
   /// Gives the pages of free blocks back to the system, until at most `limit` bytes are kept.

@@ -262,14 +262,15 @@ class World {
     try {
       place = attachment.Prepare(slot, value);
     } catch (const std::runtime_error&) {
-      attachment.Abandon(slot, generation, 0);
+      attachment.Abandon(slot, generation);
       throw;
     }
     std::byte* to = place.to ? place.to : loan.data;
     if (to) Fill(to, 0, bytes, random_());
     if (Below(random_, 2)) Mutate(random_);
     if (Below(random_, 16) == 0) {
-      attachment.Abandon(slot, generation, place.block);
+      attachment.FreeBlock(place.block);
+      attachment.Abandon(slot, generation);
     } else {
       attachment.Publish(slot, generation);
     }

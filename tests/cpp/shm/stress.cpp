@@ -126,7 +126,8 @@ void Send(const std::shared_ptr<Attachment>& attachment, const Token& token, Ran
     std::memcpy(place.to, from, bytes);
   }
   if (random() % 16 == 0) {
-    attachment->Abandon(token.slot, token.generation, place.block);
+    attachment->FreeBlock(place.block);
+    attachment->Abandon(token.slot, token.generation);
     return;
   }
   BeforePublish();
