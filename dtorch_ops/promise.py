@@ -50,7 +50,8 @@ class TensorPromise(_Promise, _C.TensorPromiseBase):
     Operators and scripted functions take it as a ``torch.classes.dtorch.TensorPromise``. Pickled,
     it travels to another process of this machine, and the tensor comes back through shared memory.
     When its last holder drops it unset, or ends, the future fails with
-    :class:`~dtorch_ops.BrokenPromiseError`. Thread-safe.
+    :class:`~dtorch_ops.BrokenPromiseError`. While its pickle has not been loaded anywhere, in a
+    queue, say, it has no holder that could: wait with a limit, or cancel it. Thread-safe.
 
     Args:
         mode: where it may be fulfilled: "memory", in this process; "file", in any process of this
