@@ -16,6 +16,7 @@ std::exception_ptr ErrorInValue(const c10::IValue& value) {
 // allocator that the current stream uses the value.
 void RecordUse(const at::Tensor& value) {
   if (!value.defined() || value.is_cpu() || value.is_meta() || !value.has_storage()) return;
+  if (value.key_set().has(c10::DispatchKey::Python)) return;  // a fake one, say, of no device here
   const c10::impl::VirtualGuardImpl guard(value.device().type());
   guard.recordDataPtrOnStream(value.storage().data_ptr(), guard.getStream(value.device()));
 }
