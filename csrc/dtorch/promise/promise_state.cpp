@@ -21,6 +21,13 @@ std::shared_ptr<OwnerEnd> EndOf(const FuturePtr& future) {
   return std::static_pointer_cast<OwnerEnd>(SourceOf(future));
 }
 
+// Whether the value may be still to come from a device. That of a fake tensor never comes: it has a
+// device's name and meta memory.
+bool MayBeQueued(const at::Tensor& value) {
+  if (value.is_cpu() || value.is_meta()) return false;
+  return !value.has_storage() || !value.unsafeGetTensorImpl()->unsafe_storage().device().is_meta();
+}
+
 std::vector<c10::Device> Devices() {
   const auto devices = GetAcceleratorValues().devices;
   return devices ? devices() : std::vector<c10::Device>();
@@ -214,7 +221,7 @@ void TensorPromiseState::Set(at::Tensor value) {
   TORCH_CHECK_VALUE(value.defined(),
                     "promise: expected a tensor, got an undefined one; use set_exception to say "
                     "that there is no value");
-  if (!value.is_cpu() && !value.is_meta() && GetAcceleratorValues().fulfil) {
+  if (MayBeQueued(value) && GetAcceleratorValues().fulfil) {
     GetAcceleratorValues().fulfil(*this, value);
     return;
   }
