@@ -102,7 +102,7 @@ def on_fake(
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)
         def run(**arguments: object) -> None:
-            _build.library()  # now, rather than against the time limit
+            _build.built()  # now, rather than against the time limit
             lines, first = inspect.getsourcelines(test)
             start = next(i for i, line in enumerate(lines) if line.lstrip().startswith("def "))
             # In its own line, so that a traceback shows it.

@@ -99,7 +99,8 @@ class Round:
         return " ".join([kind, *rest])
 
     def set_by(self, producer: Peer, size: int, seed: int) -> str:
-        return producer.ask(f"set {self.token} {size} {seed}", "set", "refused", "given up")
+        answers = ("set", "refused", "given up", "orphaned")
+        return producer.ask(f"set {self.token} {size} {seed}", *answers)
 
 
 def check_that_nothing_is_left(consumer: Peer, start: dict[str, int]) -> None:
@@ -332,9 +333,9 @@ CONSUMER_STEPS = {
 consumer_steps = pytest.mark.parametrize("point", CONSUMER_STEPS)
 
 
-def provoke(producer: Peer, round: Round, doing: str, size: int) -> None:
+def provoke(producer: Peer, round: Round, doing: str, size: int, *others: str) -> None:
     if doing == "set":
-        assert round.set_by(producer, size, 7) == "set"
+        assert round.set_by(producer, size, 7) in ("set", *others)
     elif doing == "drop":
         producer.ask(f"drop {round.token}", "dropped")
     else:
@@ -456,7 +457,9 @@ def test_the_consumer_is_killed(point, stopped_at):
                 producer.tell(command(doing, rounds[2].token, BLOCK))
                 assert producer.until_caught() == "stopped"
             consumer.arm("kill", point)
-            provoke(other, rounds[0], CONSUMER_STEPS[point], BLOCK)
+            # A waiter whose time is over meets the trap as it leaves, before anything is set.
+            others = ["orphaned"] if waiter == "limited thread" and "waiter" in point else []
+            provoke(other, rounds[0], CONSUMER_STEPS[point], BLOCK, *others)
             while consumer.until_caught() != "killed":
                 pass
             if stopped_at:

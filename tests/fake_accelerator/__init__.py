@@ -112,7 +112,7 @@ def install() -> None:
     global _library
     if _library is not None:
         return
-    path = _build.library()
+    path = _build.built()
     torch.utils.rename_privateuse1_backend("fake")  # type: ignore[attr-defined]
     torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
     library = ctypes.CDLL(str(path))

@@ -21,7 +21,7 @@ SOURCES = (
 )
 
 
-def library() -> Path:
+def built() -> Path:
     """The library for this torch, built if it is not up to date. One process builds at a time."""
     folder = ROOT / "build" / "fake_accelerator" / f"torch{torch.__version__}"
     folder.mkdir(parents=True, exist_ok=True)

@@ -39,7 +39,7 @@ def isolated(
     def decorate(test: _Test) -> _Test:
         @functools.wraps(test)
         def run() -> None:
-            _build.library()  # now, rather than against the time limit
+            _build.built()  # now, rather than against the time limit
             code = "\n".join(_source(function) for function in (*shared, test))
             fresh.check(
                 f"{code}\n{test.__name__}()\n",
