@@ -115,7 +115,8 @@ class Owner(_Side):
 
     def __init__(self) -> None:
         super().__init__()
-        self._outstanding: list[tuple[dtorch_ops.TensorPromise, dtorch_ops.TensorFuture]] = []
+        self._promises: list[dtorch_ops.TensorPromise] = []
+        self._futures: list[dtorch_ops.TensorFuture] = []
 
     def make(self, count: int) -> tuple[float, list[bytes]]:
         """Microseconds to make and to pickle one, and the promises, pickled."""
@@ -124,11 +125,12 @@ class Owner(_Side):
         futures = [promise.get_future() for promise in promises]
         pickled = [pickle.dumps(promise) for promise in promises]
         cost = (time.perf_counter() - began) / count * 1e6
-        self._outstanding += zip(promises, futures, strict=True)
+        self._promises += promises
+        self._futures += futures
         return cost, pickled
 
     def check(self) -> None:
-        right = (future.get().item() == i for i, (_, future) in enumerate(self._outstanding))
+        right = (future.get().item() == i for i, future in enumerate(self._futures))
         expect(all(right), "what many outstanding promises gave")
 
     def memory_of_torch_futures(self, count: int) -> float:
