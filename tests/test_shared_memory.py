@@ -401,8 +401,55 @@ def test_each_count_in_a_known_situation() -> None:
     )
 
 
+@pytest.mark.parametrize("end", ["set", "dropped"])
+def test_an_idle_producer_lets_go_of_a_consumer_that_ended(end: str) -> None:
+    """So does the child that it has forked; neither of them does anything for it."""
+    check_with_a_worker(
+        f"""
+        def taken(pid):
+            with open(f"/proc/{{pid}}/maps") as maps:
+                mapped = sum("memfd:dtorch_ops" in line for line in maps)
+            return len(os.listdir(f"/proc/{{pid}}/fd")), mapped
+        def consumer(link):
+            promise, future = pending()
+            say(link, pickle.dumps(promise))
+            hear(link)
+        def producer(link):
+            torch.ones(1)
+            say(link)
+            held = [pickle.loads(hear(link))]
+            def heir(link):
+                held.clear()
+                say(link)
+                hear(link)
+            child = forked(heir)
+            child.hear()
+            if {end!r} == "set":
+                held[0].set_value(torch.ones(1))
+            held.clear()
+            say(link, str(child.pid).encode())
+            hear(link)
+            child.say()
+            child.end()
+        # Neither of them has to do with this process's own mailbox.
+        producer_, consumer_ = forked(producer), forked(consumer)
+        producer_.hear()
+        before, _ = taken(producer_.pid)
+        producer_.say(consumer_.hear())
+        pids = producer_.pid, int(producer_.hear())
+        assert all(taken(pid)[1] >= 2 for pid in pids), [taken(pid) for pid in pids]
+        os.kill(consumer_.pid, signal.SIGKILL)
+        consumer_.end(-signal.SIGKILL)
+        for pid in pids:
+            # The link to the child, or to the parent; the thread's own.
+            until(lambda: taken(pid)[0] <= before + 2 and taken(pid)[1] == 0)
+        producer_.say()
+        producer_.end()
+        """
+    )
+
+
 def test_the_end_of_a_consumer_shows_at_its_producers() -> None:
-    """Its attachment goes when the next one is made."""
     check_with_a_worker(
         """
         def consumer(link):

@@ -6,6 +6,7 @@
 #include "dtorch/file/codec.h"
 #include "dtorch/file/service.h"
 #include "dtorch/promise/error_record.h"
+#include "dtorch/shm/attachments.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
@@ -130,7 +131,7 @@ class Claim final : public Reservation {
 class End final : public ProducerEnd {
  public:
   explicit End(const shm::Token& token)
-      : target_{shm::Attachment::To(token.mailbox), token.slot, token.generation, token.has_value} {
+      : target_{shm::AttachTo(token.mailbox), token.slot, token.generation, token.has_value} {
     target_.attachment->Hold(target_.slot, target_.generation);
   }
   ~End() override { target_.attachment->Drop(target_.slot, target_.generation); }

@@ -11,6 +11,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/jit_type.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <optional>
 #include <string_view>
@@ -21,6 +22,11 @@
 namespace dtorch::file {
 namespace {
 
+// How long a thread looks out before it sleeps, if the wait before was no longer than that: about
+// what it takes to sleep and be woken.
+constexpr std::chrono::microseconds kLookOut{15};
+// How many events it completes at most.
+constexpr int kMostAtOnce = 256;
 // How long a second thread stays after it was last of use.
 constexpr int kSpareMs = 1000;
 
@@ -91,7 +97,12 @@ class Service::End final : public OwnerEnd, public std::enable_shared_from_this<
     class SlotAlarm final : public Alarm {
      public:
       explicit SlotAlarm(std::shared_ptr<End> end) : end_(std::move(end)) {}
+      ~SlotAlarm() override {
+        const bool is_short = std::chrono::steady_clock::now() - began_ < kLookOut;
+        end_->service_.look_out_.store(is_short, std::memory_order_relaxed);
+      }
       std::atomic<uint32_t>& counter() override { return mailbox().bell(end_->place()); }
+      void LookOut() override { end_->service_.LookOut(*end_); }
       void Enter() override {
         mailbox().BeginWait(end_->place());
         entered_ = true;
@@ -110,6 +121,7 @@ class Service::End final : public OwnerEnd, public std::enable_shared_from_this<
      private:
       shm::Mailbox& mailbox() const { return end_->service_.mailbox_; }
       const std::shared_ptr<End> end_;
+      const std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
       bool entered_ = false;
     };
     if (generation_ != ForkGeneration()) return nullptr;
@@ -120,6 +132,8 @@ class Service::End final : public OwnerEnd, public std::enable_shared_from_this<
     return {service_.address(), place_.slot, place_.generation, has_value_};
   }
   bool has_value() const { return has_value_; }
+  // By whoever holds the future.
+  bool IsComplete() const { return future_->completed(); }
 
  private:
   shm::Mailbox::Place place() const { return place_; }
@@ -264,6 +278,37 @@ void Service::Deliver(shm::Mailbox::Event event) {
   } catch (const std::exception& error) {
     CompleteWithError(future, std::make_exception_ptr(DTorchError(error.what())));
   }
+}
+
+bool Service::DeliverNext() {
+  auto event = mailbox_.Collect();
+  if (!event) return false;
+  bool has_value = false;
+  const FuturePtr future = FutureAt(event->place, has_value);
+  if (future && RunsCallbacks(future)) {
+    mailbox_.PutBack(*std::move(event));
+    return false;
+  }
+  Deliver(*std::move(event));
+  return true;
+}
+
+void Service::LookOut(End& end) {
+  static const bool alone = std::thread::hardware_concurrency() < 2;
+  if (alone || !look_out_.load(std::memory_order_relaxed)) return;
+  mailbox_.BeginLookOut();
+  const auto limit = std::chrono::steady_clock::now() + kLookOut;
+  for (int delivered = 0; delivered < kMostAtOnce;) {
+    if (mailbox_.HasNews()) {
+      if (DeliverNext()) {
+        ++delivered;
+        continue;
+      }
+      if (mailbox_.HasMore()) break;  // it runs callbacks, which have their threads
+    }
+    if (end.IsComplete() || std::chrono::steady_clock::now() >= limit) break;
+  }
+  mailbox_.EndLookOut();
 }
 
 void Service::StartListening() {

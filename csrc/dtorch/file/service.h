@@ -15,6 +15,8 @@ namespace dtorch::file {
 ///
 /// Leader and followers: a thread that is about to complete futures, whose callbacks may block on
 /// other futures, first sees to it that another one listens. At rest one thread sleeps; none polls.
+/// Where one value follows another faster than a thread is woken, the thread that waits for them
+/// looks out for a moment before it sleeps, and completes what runs no callbacks.
 /// Made by the first token; lives until the process ends. Thread-safe.
 class Service {
  public:
@@ -44,6 +46,8 @@ class Service {
 
   void StartListening();
   void Run();
+  void LookOut(End& end);
+  bool DeliverNext();
   void Deliver(shm::Mailbox::Event event);
   FuturePtr FutureAt(shm::Mailbox::Place place, bool& has_value);
   void StopAtExit();
@@ -58,7 +62,8 @@ class Service {
   std::mutex mutex_;  // guards the table; taken before the locks of waiter lists
   // By slot and generation: a slot may be used again before its last event was delivered.
   std::unordered_map<uint64_t, Outstanding> outstanding_;
-  std::atomic<int> listening_{0};  // threads that sleep, or are about to
+  std::atomic<bool> look_out_{false};  // the last wait was short
+  std::atomic<int> listening_{0};      // threads that sleep, or are about to
   std::atomic<bool> stopping_{false};
 };
 

@@ -1,7 +1,7 @@
 #include "dtorch/file/stats.h"
 
 #include "dtorch/file/service.h"
-#include "dtorch/shm/attachment.h"
+#include "dtorch/shm/attachments.h"
 
 namespace dtorch::file {
 
@@ -15,7 +15,7 @@ Stats GetStats() {
     stats.received_bytes = mailbox.received_bytes;
     stats.memory_bytes = mailbox.memory_bytes;
   }
-  for (const auto& attachment : shm::Attachment::All()) {
+  for (const auto& attachment : shm::AllAttachments()) {
     const shm::Attachment::Stats lane = attachment->GetStats();
     ++stats.consumers;
     stats.held += lane.held;
@@ -26,7 +26,7 @@ Stats GetStats() {
 }
 
 void Trim() {
-  for (const auto& attachment : shm::Attachment::All()) attachment->Trim(0);
+  for (const auto& attachment : shm::AllAttachments()) attachment->Trim(0);
 }
 
 }  // namespace dtorch::file

@@ -1,5 +1,6 @@
 #include "dtorch/future/sleeper.h"
 
+#include "dtorch/base/fork.h"
 #include "dtorch/base/host.h"
 #include "dtorch/sys/futex.h"
 
@@ -13,13 +14,28 @@ namespace {
 // that handles signals looks again after this time. Two looks a second cost nothing measurable.
 constexpr int64_t kLookForSignalsMs = 500;
 
-bool HandlesSignals() { return GetHost().check_interrupt != nullptr && getpid() == gettid(); }
+// Whether this is the thread that the process, or the fork that made it, began with.
+bool IsMainThread() {
+  thread_local uint32_t generation = ~uint32_t{0};
+  thread_local bool is_main = false;
+  if (generation != ForkGeneration()) {  // two system calls
+    is_main = getpid() == gettid();
+    generation = ForkGeneration();
+  }
+  return is_main;
+}
+
+bool HandlesSignals() { return GetHost().check_interrupt != nullptr && IsMainThread(); }
 
 }  // namespace
 
 Alarm::~Alarm() = default;
 
 bool Sleeper::Sleep(Deadline deadline) {
+  if (alarm_ && !deadline.HasPassed()) {
+    alarm_->LookOut();
+    if (woken_.exchange(0, std::memory_order_acquire) != 0) return true;
+  }
   const bool handles_signals = HandlesSignals();
   struct Entered {
     explicit Entered(Alarm* alarm) : alarm(alarm) { Enter(); }

@@ -16,6 +16,9 @@ class DTORCH_API Alarm {
   virtual ~Alarm();
   /// Lives for as long as the process.
   virtual std::atomic<uint32_t>& counter() = 0;
+  /// Called once, before the thread enters: may watch for a moment whether it comes at once, which
+  /// is cheaper than to be woken, and may complete what is waited for.
+  virtual void LookOut() = 0;
   /// The thread is about to look and sleep; it is not any more. In turn, in the thread that sleeps.
   virtual void Enter() = 0;
   virtual void Leave() = 0;

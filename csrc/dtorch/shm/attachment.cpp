@@ -60,100 +60,7 @@ Fd OpenDescriptor(const Address& address, int number, int flags) {
   return fd;
 }
 
-// Attachments are kept while the other process lives: the lane stays ours, and its memory warm.
-struct Table {
-  std::mutex mutex;
-  std::vector<std::shared_ptr<Attachment>> attachments;
-};
-
-Table& Attachments();
-
 }  // namespace
-
-// The table and all attachments are locked around a fork, in the parent until the child has taken
-// over what it holds: the holds that the child finds are those of the fork.
-struct ForkOfAttachments {
-  static void Prepare() {
-    Table& table = Attachments();
-    table.mutex.lock();
-    bool holds = false;
-    for (const auto& each : table.attachments) {
-      each->BeforeFork();
-      holds = holds || each->held_ > 0;
-    }
-    int ends[2];
-    // Without descriptors to be had for it the parent goes on at once.
-    if (!holds || pipe2(ends, O_CLOEXEC) != 0) return;
-    child_works = Fd(ends[0]);
-    working = Fd(ends[1]);
-  }
-
-  static void InParent() {
-    working.Reset();
-    if (child_works) {
-      DTORCH_TEST_POINT("forked");
-      char unused;
-      while (read(child_works.get(), &unused, 1) < 0 && errno == EINTR) continue;  // until it ends
-      child_works.Reset();
-    }
-    Table& table = Attachments();
-    for (const auto& each : table.attachments) each->AfterForkInParent();
-    table.mutex.unlock();
-  }
-
-  static void InChild() {
-    child_works.Reset();
-    Table& table = Attachments();
-    for (const auto& each : table.attachments) each->AfterForkInChild();
-    // Whatever still uses them keeps them.
-    std::erase_if(table.attachments, [](const auto& each) { return each->IsInert(); });
-    table.mutex.unlock();
-    working.Reset();
-  }
-
- private:
-  static thread_local Fd child_works, working;  // the ends of a pipe
-};
-
-thread_local Fd ForkOfAttachments::child_works, ForkOfAttachments::working;
-
-namespace {
-
-Table& Attachments() {
-  static auto* table = [] {
-    auto* made = new Table;
-    OnFork({ForkOfAttachments::Prepare, ForkOfAttachments::InParent, ForkOfAttachments::InChild});
-    return made;
-  }();
-  return *table;
-}
-
-}  // namespace
-
-std::shared_ptr<Attachment> Attachment::To(const Address& address) {
-  Table& table = Attachments();
-  std::lock_guard<std::mutex> lock(table.mutex);
-  auto& known = table.attachments;
-  for (const auto& each : known) {
-    if (each->address() == address) return each;
-  }
-  std::erase_if(known, [](const auto& each) { return !each->OwnerLives(); });
-  auto attachment = std::make_shared<Attachment>(address);
-  known.push_back(attachment);
-  return attachment;
-}
-
-std::vector<std::shared_ptr<Attachment>> Attachment::All() {
-  Table& table = Attachments();
-  std::vector<std::shared_ptr<Attachment>> dead;  // dropped behind the lock
-  std::lock_guard<std::mutex> lock(table.mutex);
-  auto& known = table.attachments;
-  for (auto& each : known) {
-    if (!each->OwnerLives()) dead.push_back(std::move(each));
-  }
-  std::erase(known, nullptr);
-  return known;
-}
 
 Attachment::Attachment(const Address& address)
     : address_(address), fork_generation_(ForkGeneration()) {
@@ -298,7 +205,7 @@ void Attachment::Hold(uint32_t slot, uint32_t generation) {
 
 void Attachment::Drop(uint32_t slot, uint32_t generation) {
   if (IsInert()) return;
-  std::unique_lock<std::mutex> lock(mutex_);
+  std::lock_guard<std::mutex> lock(mutex_);
   const auto more = more_holds_.find(Key(slot, generation));
   if (more != more_holds_.end()) {
     if (--more->second == 0) more_holds_.erase(more);
@@ -315,22 +222,6 @@ void Attachment::Drop(uint32_t slot, uint32_t generation) {
   DTORCH_TEST_POINT("hold dropped");
   if (held && IsPending(slot, generation)) Attend(slot);
   dropping.store(0);
-  const bool unused = held_ == 0;
-  lock.unlock();
-  // Nothing else may come that finds out: the memory of the dead is not kept.
-  if (unused && !OwnerLives()) Forget();
-}
-
-void Attachment::Forget() {
-  std::shared_ptr<Attachment> keep;  // until the lock is free
-  Table& table = Attachments();
-  std::lock_guard<std::mutex> lock(table.mutex);
-  auto& known = table.attachments;
-  const auto it = std::find_if(known.begin(), known.end(),
-                               [this](const auto& each) { return each.get() == this; });
-  if (it == known.end()) return;
-  keep = std::move(*it);
-  known.erase(it);
 }
 
 void Attachment::HandOver(uint32_t slot, uint32_t generation) {

@@ -17,28 +17,24 @@
 
 namespace dtorch::shm {
 
-/// A producer process's end of another process's mailbox: one for each pair of processes. Claims a
-/// lane, holds promises, fulfils them. Thread-safe.
+/// A producer process's end of another process's mailbox: one for each pair of processes, which
+/// AttachTo() finds. Claims a lane, holds promises, fulfils them. Thread-safe.
 ///
 /// In a forked child it is the child's, with a lane of its own that holds what the parent's did at
 /// the fork: the fork returns, in the parent, when it does. Where that could not be had it is
 /// inert: it holds nothing, and throws where it would have to.
 class DTORCH_API Attachment {
  public:
-  /// The attachment to `address`, made if there is none. std::runtime_error, which says why, if the
-  /// memory cannot be reached: another PID namespace, a process that has gone, no permission.
-  static std::shared_ptr<Attachment> To(const Address& address);
-
-  /// All of this process.
-  static std::vector<std::shared_ptr<Attachment>> All();
-
+  /// std::runtime_error, which says why, if the memory cannot be reached: another PID namespace, a
+  /// process that has gone, no permission.
   explicit Attachment(const Address& address);
   ~Attachment();
 
   const Address& address() const { return address_; }
 
-  /// Whether the process that waits still runs.
+  /// Whether the process that waits still runs; what becomes readable when it has ended.
   bool OwnerLives() const;
+  int owner_watch() const { return owner_watch_.get(); }
 
   /// This process may fulfil the promise from now on; its death without having done so is a broken
   /// promise, if it was the last that held it. Holds are counted: one for each Hold().
@@ -113,7 +109,6 @@ class DTORCH_API Attachment {
   void AfterForkInChild();
   bool IsInert() const;
   void ClaimLane(uint32_t forked_from = 0);
-  void Forget();  // the table does; whoever still uses it may
   void SetReadyBit(uint32_t slot);
   void Attend(uint32_t slot);  // asks the consumer to look at the slot
   void Ring();

@@ -153,6 +153,7 @@ static_assert(sizeof(BlockHeader) == 64);
 
 inline constexpr uint64_t kPage = 4096;
 inline constexpr uint64_t kSummaryAt = kPage;  // a bit for each word of ready bits
+inline constexpr uint32_t kSlotsOfSummaryWord = 64 * 64;
 inline constexpr uint64_t kReadyAt = kSummaryAt + kPage;
 inline constexpr uint64_t kLanesAt = kReadyAt + kSlots / 8;
 inline constexpr uint64_t kSlotsAt = kLanesAt + kLanes * sizeof(Lane);

@@ -190,6 +190,7 @@ Mailbox::Place Mailbox::Allocate() {
     index = static_cast<uint32_t>(locals_.size());
     locals_.emplace_back();
     meta_.header().slots_used.store(index + 1);
+    summary_used_.store(index / kSlotsOfSummaryWord + 1);
   } else {
     throw std::runtime_error("expected at most " + std::to_string(kSlots) +
                              " promises outstanding in other processes, all are taken: wait for "
@@ -280,10 +281,32 @@ void Mailbox::WakeAnother() {
 }
 
 void Mailbox::Arm() {
+  if (looking_out_.load() > 0) return;  // the last of them does it
   uint32_t number = ++armed_count_;
   if (number == 0) number = ++armed_count_;
   meta_.header().armed.store(number);
   DTORCH_TEST_POINT("armed");
+}
+
+void Mailbox::BeginLookOut() {
+  looking_out_.fetch_add(1);
+  meta_.header().armed.store(0);
+}
+
+void Mailbox::EndLookOut() {
+  looking_out_.fetch_sub(1);
+  Arm();
+  DTORCH_TEST_POINT("looked out");
+  // Sequentially consistent, as a producer's setting of the bit and its look at `armed` are.
+  if (HasNews()) WakeAnother();
+}
+
+bool Mailbox::HasNews() const {
+  const uint32_t used = summary_used_.load();
+  for (uint32_t i = 0; i < used; ++i) {
+    if (meta_.summary()[i].load() != 0) return true;
+  }
+  return meta_.header().new_lane.load() != 0 || HasMore();
 }
 
 void Mailbox::BeginWait(Place place) {
@@ -552,13 +575,19 @@ std::optional<Mailbox::Event> Mailbox::Collect() {
   return event;
 }
 
+void Mailbox::PutBack(Event event) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  found_.push_front(std::move(event));
+  found_count_.store(found_.size());
+}
+
 void Mailbox::Scan() {
   std::vector<Event> events;
   WatchNewLanes();
-  const auto* summary = meta_.summary();
-  for (uint32_t i = 0; i < kSlots / 64 / 64; ++i) {
+  auto* summary = meta_.summary();
+  for (uint32_t i = 0; i < summary_used_.load(); ++i) {
     if (summary[i].load(std::memory_order_relaxed) == 0) continue;
-    uint64_t words = meta_.summary()[i].exchange(0);
+    uint64_t words = summary[i].exchange(0);
     for (; words; words &= words - 1) {
       const uint32_t word = i * 64 + static_cast<uint32_t>(std::countr_zero(words));
       uint64_t bits = meta_.ready()[word].exchange(0);
@@ -590,10 +619,7 @@ void Mailbox::Scan() {
 
 bool Mailbox::Sleep(int timeout_ms) {
   Arm();
-  for (uint32_t i = 0; i < kSlots / 64 / 64; ++i) {
-    if (meta_.summary()[i].load() != 0) return true;
-  }
-  if (meta_.header().new_lane.load() != 0 || HasMore()) return true;
+  if (HasNews()) return true;
   if (unwatched_count_.load() > 0 && (timeout_ms < 0 || timeout_ms > kRetryMs)) {
     epoll_event event{};
     // Woken or not: there is somebody to look after.

@@ -98,6 +98,16 @@ class DTORCH_API Mailbox {
   bool HasMore() const { return found_count_.load() > 0; }
   /// The same for one promise, by a thread that waits for it; nullopt if it is not ready.
   std::optional<Event> CollectOne(Place place);
+  /// Takes back what Collect() has told, for another thread: WakeAnother().
+  void PutBack(Event event);
+
+  /// Between these the thread looks out for events itself, without sleeping: nobody rings. What it
+  /// leaves is passed on to the thread that sleeps in Sleep(). To be kept short.
+  void BeginLookOut();
+  void EndLookOut();
+  /// Whether there may be something to collect.
+  bool HasNews() const;
+
   /// Has a thread that sleeps in Sleep() look, whether or not the bell is armed: it is not if a
   /// ring has woken another thread, which may be in a callback for long.
   void WakeAnother();
@@ -148,7 +158,7 @@ class DTORCH_API Mailbox {
     uint64_t offset;
   };
 
-  void Arm();  // whoever publishes from now on rings
+  void Arm();  // whoever publishes from now on rings, unless somebody looks out
   void OnEvent(uint64_t event);
   void TryWatchProcess(uint32_t lane);
   void Ring();  // as a producer does: if the bell is armed
@@ -176,6 +186,8 @@ class DTORCH_API Mailbox {
   Fd bell_read_, bell_write_, stop_, epoll_;
   Address address_;
   std::atomic<uint32_t> armed_count_{0};
+  std::atomic<uint32_t> summary_used_{0};  // words of it; what the header says is not to be trusted
+  std::atomic<uint32_t> looking_out_{0};   // threads between BeginLookOut() and EndLookOut()
 
   std::mutex mutex_;  // guards what follows, and the consumer's moves of slots
   std::deque<Local> locals_;

@@ -99,6 +99,22 @@ class Consumer {
     }
   }
 
+  /// What a thread does that is about to Wait(). Takes what has come, or finds that it is another
+  /// thread's.
+  void LookOut(const PromisePtr& promise, Deadline deadline, bool takes) {
+    mailbox_.BeginLookOut();
+    while (promise->end.load() == End::kNone && !deadline.HasPassed()) {
+      if (!mailbox_.HasNews()) continue;
+      auto event = mailbox_.Collect();
+      if (event && !takes) {
+        mailbox_.PutBack(*std::move(event));
+        break;
+      }
+      if (event) Deliver(*std::move(event));
+    }
+    mailbox_.EndLookOut();
+  }
+
   Mailbox& mailbox() { return mailbox_; }
 
  private:

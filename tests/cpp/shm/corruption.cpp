@@ -206,7 +206,7 @@ class World {
     const Promise chosen = promises_[index];
     const auto [slot, generation] = chosen.place;
     focus_ = slot;
-    switch (Below(random_, 9)) {
+    switch (Below(random_, 10)) {
       case 0:
       case 1:
       case 2:
@@ -236,6 +236,14 @@ class World {
         break;
       case 8:
         received_.clear();  // their blocks go back
+        break;
+      case 9:
+        mailbox_.BeginLookOut();
+        Mutate(random_);
+        if (mailbox_.HasNews()) {
+          if (auto event = mailbox_.Collect()) mailbox_.PutBack(*std::move(event));
+        }
+        mailbox_.EndLookOut();
         break;
     }
   }

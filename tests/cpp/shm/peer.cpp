@@ -3,7 +3,7 @@
 // kill itself at a named point of the library, or to have the thread that comes there wait.
 
 #include "dtorch/base/test_point.h"
-#include "dtorch/shm/attachment.h"
+#include "dtorch/shm/attachments.h"
 
 #include <cstdarg>
 #include <cstdio>
@@ -134,7 +134,9 @@ class Producer {
     }
     const Token token = Token::FromText(text);
     // Of the last token's mailbox: the file backend's ends hold theirs as well.
-    attachment_ = Attachment::To(token.mailbox);
+    if (!attachment_ || attachment_->address() != token.mailbox) {
+      attachment_ = AttachTo(token.mailbox);
+    }
     if (command == "hold") {
       attachment_->Hold(token.slot, token.generation);
       Say("holds");
@@ -158,7 +160,7 @@ class Producer {
       _exit(0);
     } else if (command == "drop") {
       attachment_->Drop(token.slot, token.generation);
-      attachment_.reset();
+      if (attachment_->GetStats().held == 0) attachment_.reset();
       Say("dropped");
     } else {
       Say("error unknown command");

@@ -5,7 +5,7 @@
 //   stress SECONDS SEED
 
 #include "dtorch/base/test_point.h"
-#include "dtorch/shm/attachment.h"
+#include "dtorch/shm/attachments.h"
 
 #include <algorithm>
 #include <atomic>
@@ -137,7 +137,7 @@ void Send(const std::shared_ptr<Attachment>& attachment, const Token& token, Ran
 
 // What a producer does with a token, and lets go of it.
 void Produce(const Token& token, Random& random) {
-  const auto attachment = Attachment::To(token.mailbox);
+  const auto attachment = AttachTo(token.mailbox);
   attachment->Hold(token.slot, token.generation);
   if (random() % 8 == 0) attachment->Hold(token.slot, token.generation);  // unpickled twice
   if (random() % 8 == 0) {  // on to somebody else, who is here as well
@@ -276,6 +276,12 @@ void Own(Consumer& consumer, Queue& queue, PeerProcess& peer, uint64_t seed,
     if (random() % 8 == 0) {
       waiters.emplace_back([&, deadline = limit()] { consumer.Wait(promise, deadline, [] {}); });
     }
+    if (random() % 8 == 0) {
+      waiters.emplace_back([&, deadline = limit(), takes = random() % 2 == 0] {
+        consumer.LookOut(promise, deadline, takes);
+      });
+    }
+    if (random() % 2) consumer.LookOut(promise, Deadline::AfterMs(1), random() % 4 != 0);
     if (random() % 2) consumer.Wait(promise, limit(), [] {});
     for (auto& waiter : waiters) waiter.join();
     if (random() % 32 == 0) mailbox.GetStats();
@@ -323,7 +329,7 @@ int Run(const char* program, int seconds, uint64_t seed) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
     consumer.mailbox().GetStats();
     consumer.mailbox().WakeAnother();
-    for (const auto& each : Attachment::All()) each->Trim(1 << 20);
+    for (const auto& each : AllAttachments()) each->Trim(1 << 20);
     SetCacheLimit(round % 2 ? 1 << 16 : 1 << 30);
     if (round % 5 == 0) Fork(consumer.mailbox());
     if (round % 20 == 0) peer.Restart();
