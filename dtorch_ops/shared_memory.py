@@ -21,6 +21,7 @@ class Stats(TypedDict):
     held: int
     live_bytes: int
     cached_bytes: int
+    device_bytes: int
 
 
 def stats() -> Stats:
@@ -34,7 +35,9 @@ def stats() -> Stats:
     * ``producers``: processes that have attached themselves, and live;
     * ``received_bytes``: of received tensors that live, those too small for a block left out;
     * ``memory_bytes``: of all its shared memory, what the producers keep for the next value
-      included.
+      included;
+    * ``device_bytes``: of memory of devices that producers put values into, what is kept for the
+      next ones included.
 
     As a producer, of other processes' promises:
 

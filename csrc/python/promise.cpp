@@ -2,7 +2,7 @@
 
 #include "dtorch/base/error.h"
 #include "dtorch/base/host.h"
-#include "dtorch/device/async.h"
+#include "dtorch/device/leaving.h"
 #include "dtorch/promise/promise_state.h"
 
 #include "python/errors.h"

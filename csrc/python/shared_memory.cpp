@@ -1,6 +1,7 @@
 #include "python/shared_memory.h"
 
 #include "dtorch/base/host.h"
+#include "dtorch/device/sharing.h"
 #include "dtorch/file/stats.h"
 #include "dtorch/shm/attachment.h"
 
@@ -21,6 +22,7 @@ void BindSharedMemory(py::module_& m) {
     result["held"] = stats.held;
     result["live_bytes"] = stats.live_bytes;
     result["cached_bytes"] = stats.cached_bytes;
+    result["device_bytes"] = ProvidedBytes();
     return result;
   });
   m.def("trim", [] {

@@ -21,7 +21,8 @@ What is as on CUDA:
 
 What is not: operators without a kernel of their own (all but empty, views, copies, fill, add and
 mul) run on the CPU and block the caller, which is counted as ``fallback``; a capture drops what it
-records; there are no random numbers, no graphs, no IPC.
+records; there are no random numbers, no graphs. Memory can be
+shared with other processes only after ``share_memory()``.
 
 A stream is named by a ``torch.Stream``, or by a device for that device's default stream. All
 functions may be called from any thread.
@@ -30,6 +31,7 @@ functions may be called from any thread.
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import threading
 from collections.abc import Iterator
@@ -55,6 +57,7 @@ __all__ = [
     "drain",
     "fail_call",
     "fail_next",
+    "fail_sharing",
     "fire_events",
     "has_context",
     "held",
@@ -68,6 +71,8 @@ __all__ = [
     "reset",
     "reset_counters",
     "reset_errors",
+    "share_memory",
+    "sharing_calls",
     "step",
     "stop_delaying_events",
     "streams_in_use",
@@ -112,7 +117,7 @@ def install() -> None:
     global _library
     if _library is not None:
         return
-    path = _build.built()
+    path = _build.built() / "libfake_accelerator.so"
     torch.utils.rename_privateuse1_backend("fake")  # type: ignore[attr-defined]
     torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
     library = ctypes.CDLL(str(path))
@@ -425,6 +430,36 @@ def device_memory(device: int = -1) -> Memory:
 def pinned_memory() -> Memory:
     """Of pinned host memory."""
     return Memory(**json.loads(_native().fake_pinned_memory()))
+
+
+# ---- Memory that processes share ----------------------------------------------------------------
+
+
+@functools.cache
+def _sharing() -> ctypes.CDLL:
+    _native()
+    library = ctypes.CDLL(str(_build.built() / "libfake_sharing.so"))
+    library.fake_sharing_fail.argtypes = (ctypes.c_char_p,)
+    library.fake_sharing_calls.argtypes = (ctypes.POINTER(ctypes.c_int),)
+    return library
+
+
+def share_memory() -> None:
+    """From now on dtorch_ops may share the device's memory between processes."""
+    _sharing().fake_sharing_install()
+
+
+def fail_sharing(call: Literal["allocate", "open"]) -> None:
+    """Have the next such call throw, in this process."""
+    _sharing().fake_sharing_fail(call.encode())
+
+
+def sharing_calls() -> tuple[int, int, int, int]:
+    """How often this process has allocated, freed, opened and closed such memory."""
+    counts = (ctypes.c_int * 4)()
+    _sharing().fake_sharing_calls(counts)
+    allocated, freed, opened, closed = counts
+    return allocated, freed, opened, closed
 
 
 # ---- The end of a test --------------------------------------------------------------------------

@@ -1,8 +1,7 @@
 #include "dtorch/device/async.h"
 
-#include "dtorch/base/error.h"
-#include "dtorch/base/fork.h"
 #include "dtorch/device/device.h"
+#include "dtorch/device/leaving.h"
 #include "dtorch/device/stream_watch.h"
 #include "dtorch/device/streams.h"
 #include "dtorch/future/complete.h"
@@ -11,64 +10,11 @@
 #include <c10/core/StreamGuard.h>
 
 #include <atomic>
-#include <condition_variable>
-#include <mutex>
 #include <optional>
 #include <utility>
 
 namespace dtorch {
 namespace {
-
-// Values that are on their way to other processes. Of this process: a child has none.
-struct Leaving {
-  std::mutex mutex;
-  std::condition_variable arrived;
-  size_t count = 0;
-};
-
-std::atomic<Leaving*> leaving{nullptr};
-
-Leaving& AllLeaving() {
-  static const bool once [[maybe_unused]] = [] {
-    // Leaked on purpose: threads use it at exit, or have had its lock when the process was forked.
-    OnFork({.child = [] { leaving.store(new Leaving); }});
-    leaving.store(new Leaving);
-    return true;
-  }();
-  return *leaving.load();
-}
-
-class Leave {
- public:
-  explicit Leave(bool leaves) : all_(leaves ? &AllLeaving() : nullptr) {
-    if (!all_) return;
-    std::lock_guard<std::mutex> lock(all_->mutex);
-    ++all_->count;
-  }
-  ~Leave() {
-    if (!all_) return;
-    std::lock_guard<std::mutex> lock(all_->mutex);
-    if (--all_->count == 0) all_->arrived.notify_all();
-  }
-  Leave(const Leave&) = delete;
-  Leave& operator=(const Leave&) = delete;
-
- private:
-  Leaving* const all_;
-};
-
-// What could not be had completes the reservation with an error; that, too, may find no memory.
-void SetErrorOf(Reservation& reservation, std::exception_ptr error) noexcept {
-  try {
-    reservation.SetError(std::move(error));
-  } catch (const std::exception&) {
-    try {
-      reservation.SetError(std::make_exception_ptr(DTorchError("no memory for the value")));
-    } catch (const std::exception&) {
-      // It is given back as it goes.
-    }
-  }
-}
 
 class TransferCompletion final : public Completion {
  public:
@@ -161,12 +107,6 @@ FuturePtr FutureOf(Transfer transfer) {
   PrepareForWaiters(future, Origin::kPromised);
   Start(std::move(transfer), ReserveFuture(future));
   return future;
-}
-
-bool FlushPromises(Deadline deadline) {
-  Leaving& all = AllLeaving();
-  std::unique_lock<std::mutex> lock(all.mutex);
-  return all.arrived.wait_until(lock, deadline.when(), [&] { return all.count == 0; });
 }
 
 FuturePtr SyncAccelerators(const std::vector<c10::Device>& devices, const char* op) {

@@ -1,7 +1,6 @@
 #pragma once
 
 #include "dtorch/base/api.h"
-#include "dtorch/base/deadline.h"
 #include "dtorch/device/transfer.h"
 #include "dtorch/future/waiter_list.h"
 #include "dtorch/promise/promise_state.h"
@@ -23,10 +22,6 @@ void Start(Transfer transfer, std::unique_ptr<Reservation> reservation,
 /// Of the value of `transfer`, when it is there. It has the value's device: consumers on other
 /// streams are ordered behind it, and behind nothing else.
 FuturePtr FutureOf(Transfer transfer);
-
-/// Before a process ends: waits until what it has begun to send to other processes has got there.
-/// False if the time is over: those promises break. To be called with the host's lock dropped.
-DTORCH_API bool FlushPromises(Deadline deadline);
 
 /// Complete, with None, when all that the current stream of each of the accelerators `devices` has
 /// been given so far is done; with the error of the first that fails. If `promise` is given it is

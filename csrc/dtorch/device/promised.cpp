@@ -2,6 +2,7 @@
 
 #include "dtorch/device/async.h"
 #include "dtorch/device/device.h"
+#include "dtorch/device/sharing.h"
 #include "dtorch/device/streams.h"
 #include "dtorch/promise/promise_state.h"
 
@@ -19,6 +20,10 @@ void Fulfil(PromiseState& promise, const at::Tensor& value) {
   const bool leaves = promise.LeavesProcess();
   auto reservation = promise.Reserve(value.device());
   try {
+    if (leaves && reservation->remote_memory() && CanShare(value)) {
+      StartSharing(value.detach(), reservation, kOp);
+      return;
+    }
     Transfer transfer =
         leaves ? FetchTo(value.detach(), c10::kCPU, kOp) : FetchHere(value, /*copy=*/false, kOp);
     Start(std::move(transfer), std::move(reservation),
@@ -33,14 +38,14 @@ void Fulfil(PromiseState& promise, const at::Tensor& value) {
 void Deliver(const FuturePtr& future, at::Tensor value, c10::Device device) {
   auto reservation = ReserveFuture(future);
   if (HasDevice(device)) {
-    Start(FetchTo(value, device, kOp), std::move(reservation));
+    Start(value.is_cpu() ? FetchTo(value, device, kOp) : CopyOut(value), std::move(reservation));
   } else {
     reservation->SetValue(std::move(value));
   }
 }
 
 const bool registered [[maybe_unused]] = [] {
-  SetAcceleratorValues({Fulfil, Deliver, InitializedDevices});
+  SetAcceleratorValues({Fulfil, Deliver, ProvideMemory, InitializedDevices});
   return true;
 }();
 

@@ -129,6 +129,14 @@ Transfer FetchHere(const at::Tensor& self, bool copy, const char* op) {
   return {std::move(value), stream, Events(std::move(computed)), {}, {}};
 }
 
+Transfer CopyOut(const at::Tensor& given) {
+  const c10::Stream side = UploadStream(given.device());
+  const c10::StreamGuard guard(side);
+  at::Tensor value = given.clone();
+  Event copied(side);
+  return {std::move(value), side, Events(std::move(copied)), {given}, {}};
+}
+
 Transfer FetchTo(const at::Tensor& self, c10::Device device, const char* op) {
   CheckStrided(self, device, op);
   if (!device.is_cpu() && !device.has_index()) {

@@ -31,6 +31,10 @@ struct Transfer {
 /// Begins to fetch `self`, of an accelerator, where it is: itself, or if `copy` a copy.
 Transfer FetchHere(const at::Tensor& self, bool copy, const char* op);
 
+/// Begins to copy `given`, whose memory was another process's to write to, out of that: behind no
+/// other work.
+Transfer CopyOut(const at::Tensor& given);
+
 /// Begins to copy `self` to `device`. One of the two is an accelerator, the other that or the CPU.
 /// The host's side is pinned memory where there is some. c10::NotImplementedError for what has no
 /// strides.

@@ -47,7 +47,7 @@ struct Target {
 };
 
 // A promise that this process has claimed, and has to fulfil.
-class Claim final : public Reservation {
+class Claim final : public Reservation, public RemoteMemory {
  public:
   explicit Claim(const Target& target, std::optional<c10::Device> device = std::nullopt)
       : target_(target), device_(device) {
@@ -88,6 +88,25 @@ class Claim final : public Reservation {
   }
 
   bool RunsCallbacks() const override { return false; }
+  RemoteMemory* remote_memory() override { return this; }
+
+  void Ask(c10::Device device, uint64_t bytes) override {
+    target_.attachment->Ask(target_.slot, target_.generation, static_cast<uint8_t>(device.type()),
+                            device.index(), bytes);
+  }
+  std::string WaitForAnswer(Deadline deadline) override {
+    return target_.attachment->WaitForAnswer(target_.slot, target_.generation, deadline)
+        .value_or(std::string());
+  }
+  std::shared_ptr<void> Keepsake(const std::function<std::shared_ptr<void>()>& make) override {
+    return target_.attachment->keepsake().Get(make);
+  }
+  void SetValueThere(const at::Tensor& value) override {
+    shm::Attachment::Value described = Describe(value);
+    described.payload = shm::Payload::kDeviceTensor;
+    described.data = nullptr;
+    Publish(described, [](std::byte*) {});
+  }
 
  private:
   template <typename Writer>

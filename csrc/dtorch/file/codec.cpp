@@ -1,6 +1,7 @@
 #include "dtorch/file/codec.h"
 
 #include "dtorch/base/fork.h"
+#include "dtorch/promise/device_memory.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
@@ -134,6 +135,18 @@ at::Tensor Read(shm::Received received) {
                              " bytes, but " + std::to_string(received.bytes) + " bytes");
   }
   const auto options = at::TensorOptions().dtype(dtype);
+  if (received.payload == shm::Payload::kDeviceTensor) {
+    auto block = std::static_pointer_cast<DeviceBlock>(received.memory);
+    if (bytes > block->bytes) {
+      throw std::runtime_error("what the producer published does not fit into the memory of " +
+                               block->device.str() + " that it was given");
+    }
+    return at::for_blob(block->data, received.sizes)
+        .deleter([block](void*) mutable { block.reset(); })
+        .target_device(block->device)
+        .options(options.device(block->device))
+        .make_tensor();
+  }
   if (!received.block) {
     at::Tensor tensor = at::detail::empty_cpu(received.sizes, options);
     if (bytes > 0) std::memcpy(tensor.mutable_data_ptr(), received.data(), bytes);
@@ -146,6 +159,9 @@ at::Tensor Read(shm::Received received) {
 }
 
 c10::Device DeviceOf(const shm::Received& received) {
+  if (received.payload == shm::Payload::kDeviceTensor && received.memory) {
+    return std::static_pointer_cast<DeviceBlock>(received.memory)->device;
+  }
   // Whatever the other process has written: an index that is none is none of ours.
   if (received.device_type == 0 || received.device_type >= c10::COMPILE_TIME_MAX_DEVICE_TYPES ||
       received.device_index < 0) {

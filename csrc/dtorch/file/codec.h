@@ -28,7 +28,8 @@ at::Tensor Lent(const std::shared_ptr<shm::Attachment>& attachment, at::IntArray
 void Write(const at::Tensor& sendable, std::byte* bytes);
 
 /// The tensor in what was received, without a copy: it keeps the block. std::runtime_error if what
-/// was received makes no sense. On the CPU; DeviceOf() says where it is wanted.
+/// was received makes no sense. On the CPU, or in the memory of a device that the producer was
+/// given; DeviceOf() says where it is wanted.
 at::Tensor Read(shm::Received received);
 c10::Device DeviceOf(const shm::Received& received);
 

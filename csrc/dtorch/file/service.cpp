@@ -237,7 +237,33 @@ FuturePtr Service::FutureAt(shm::Mailbox::Place place, bool& has_value) {
 
 shm::Token Service::TokenOf(const OwnerEnd& end) { return static_cast<const End&>(end).token(); }
 
+// A producer asks for memory of a device.
+void Service::Answer(shm::Mailbox::Event event) {
+  const shm::Question question = *std::move(event.question);
+  const auto provide = GetAcceleratorValues().provide;
+  const bool sensible =
+      question.device_type < c10::COMPILE_TIME_MAX_DEVICE_TYPES && question.device_index >= 0;
+  if (!provide || !sensible) {
+    mailbox_.Answer(event.place, question, {}, nullptr);
+    return;
+  }
+  const c10::Device device(static_cast<c10::DeviceType>(question.device_type),
+                           question.device_index);
+  const uint64_t bytes = question.bytes;
+  DeviceMemoryRequest request{
+      .device = device,
+      .bytes = bytes,
+      .keepsake = [kept = question.keepsake](const auto& make) { return kept->Get(make); },
+      .answer =
+          [this, place = event.place, question](DeviceMemoryRequest::Grant grant) {
+            mailbox_.Answer(place, question, grant.text, std::move(grant.block));
+          },
+  };
+  provide(std::move(request));
+}
+
 void Service::Deliver(shm::Mailbox::Event event) {
+  if (event.question) return Answer(std::move(event));
   bool has_value = false;
   const FuturePtr future = FutureAt(event.place, has_value);
   if (!future) return;  // dropped, or set by the owner, in this moment
@@ -253,7 +279,9 @@ void Service::Deliver(shm::Mailbox::Event event) {
   }
   shm::Received& received = event.received;
   try {
-    if (received.payload == shm::Payload::kTensor && has_value) {
+    if ((received.payload == shm::Payload::kTensor ||
+         received.payload == shm::Payload::kDeviceTensor) &&
+        has_value) {
       const c10::Device device = DeviceOf(received);
       at::Tensor value = Read(std::move(received));
       const auto deliver = GetAcceleratorValues().deliver;
@@ -284,7 +312,7 @@ bool Service::DeliverNext() {
   auto event = mailbox_.Collect();
   if (!event) return false;
   bool has_value = false;
-  const FuturePtr future = FutureAt(event->place, has_value);
+  const FuturePtr future = event->question ? nullptr : FutureAt(event->place, has_value);
   if (future && RunsCallbacks(future)) {
     mailbox_.PutBack(*std::move(event));
     return false;

@@ -49,6 +49,7 @@ class Service {
   void LookOut(End& end);
   bool DeliverNext();
   void Deliver(shm::Mailbox::Event event);
+  void Answer(shm::Mailbox::Event event);
   FuturePtr FutureAt(shm::Mailbox::Place place, bool& has_value);
   void StopAtExit();
 

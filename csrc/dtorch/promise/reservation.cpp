@@ -30,6 +30,18 @@ class ReservedFuture final : public Reservation {
 }  // namespace
 
 Reservation::~Reservation() = default;
+RemoteMemory::~RemoteMemory() = default;
+
+void SetErrorOf(Reservation& reservation, std::exception_ptr error) noexcept {
+  try {
+    reservation.SetError(std::move(error));
+  } catch (const std::exception&) {
+    try {
+      reservation.SetError(std::make_exception_ptr(DTorchError("no memory for the value")));
+    } catch (const std::exception&) {
+    }
+  }
+}
 
 std::unique_ptr<Reservation> ReserveFuture(FuturePtr future) {
   return std::make_unique<ReservedFuture>(std::move(future));

@@ -2,6 +2,7 @@
 
 #include "dtorch/base/api.h"
 #include "dtorch/future/waiter_list.h"
+#include "dtorch/promise/device_memory.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
@@ -25,7 +26,14 @@ class DTORCH_API Reservation {
   virtual void SetError(std::exception_ptr error) = 0;
   /// Whether either may run callbacks of the user.
   virtual bool RunsCallbacks() const = 0;
+  /// Of a promise of another process, if its backend can share memory of devices. Lives as long as
+  /// this.
+  virtual RemoteMemory* remote_memory() { return nullptr; }
 };
+
+/// Completes it with an error where it took no value; that, too, may find no memory, and then it is
+/// given back as it goes.
+DTORCH_API void SetErrorOf(Reservation& reservation, std::exception_ptr error) noexcept;
 
 /// Of a pending future that nobody else completes.
 std::unique_ptr<Reservation> ReserveFuture(FuturePtr future);
@@ -35,9 +43,11 @@ struct AcceleratorValues {
   /// Fulfils `promise` with `value`, of an accelerator, when that has been computed. Throws what
   /// setting a value does, and reserves the promise before it returns.
   void (*fulfil)(PromiseState& promise, const at::Tensor& value) = nullptr;
-  /// Completes `future` with a copy of `value`, which is on the CPU, on `device`; with `value`
-  /// itself where this process has no such device.
+  /// Completes `future` with a copy of `value` on `device`; where this process has no such device,
+  /// with `value` itself. That is on the CPU, or in memory of `device` that was provided.
   void (*deliver)(const FuturePtr& future, at::Tensor value, c10::Device device) = nullptr;
+  /// Answers a request of another process. Does not block: a thread of its own may.
+  void (*provide)(DeviceMemoryRequest request) = nullptr;
   /// Those that may be in use: what futures of promises are made with. Does not ask the driver.
   std::vector<c10::Device> (*devices)() = nullptr;
 };

@@ -253,6 +253,45 @@ bool Attachment::Claim(uint32_t slot, uint32_t generation) {
   return claimed;
 }
 
+void Attachment::Ask(uint32_t slot, uint32_t generation, uint8_t device_type, int8_t device_index,
+                     uint64_t bytes) {
+  Slot& place = meta_.slot(slot);
+  place.description.device_type = device_type;
+  place.description.device_index = device_index;
+  place.description.bytes = bytes;
+  const auto lane = static_cast<uint16_t>(lane_);
+  uint64_t claimed = SlotWord{State::kClaimed, lane, generation}.Pack();
+  const uint64_t asking = SlotWord{State::kAsking, lane, generation}.Pack();
+  if (!place.word.compare_exchange_strong(claimed, asking)) return;  // taken for dead
+  DTORCH_TEST_POINT("asking");
+  Attend(slot);
+}
+
+std::optional<std::string> Attachment::WaitForAnswer(uint32_t slot, uint32_t generation,
+                                                     Deadline deadline) {
+  // The consumer's death wakes nobody.
+  constexpr int64_t kLookForOwnerMs = 50;
+  Slot& place = meta_.slot(slot);
+  const auto lane = static_cast<uint16_t>(lane_);
+  const uint64_t claimed = SlotWord{State::kClaimed, lane, generation}.Pack();
+  const uint64_t asking = SlotWord{State::kAsking, lane, generation}.Pack();
+  for (;;) {
+    const uint32_t answers = place.answers.load();
+    uint64_t word = place.word.load();
+    if (word == claimed) {
+      const uint64_t bytes = place.description.bytes;
+      if (bytes > kInlineBytes) return std::nullopt;  // no answer of ours
+      return std::string(reinterpret_cast<const char*>(place.description.value), bytes);
+    }
+    if (word != asking) return std::nullopt;  // taken for dead
+    if (deadline.HasPassed() || !OwnerLives()) {
+      if (place.word.compare_exchange_strong(word, claimed)) return std::nullopt;
+      continue;
+    }
+    FutexWait(place.answers, answers, deadline.AtMostMs(kLookForOwnerMs), FutexScope::kShared);
+  }
+}
+
 Attachment::Place Attachment::Prepare(uint32_t slot, const Value& value) {
   Description& description = meta_.slot(slot).description;
   const bool long_shape = value.dims > kInlineDims;
@@ -262,7 +301,8 @@ Attachment::Place Attachment::Prepare(uint32_t slot, const Value& value) {
   description.device_index = value.device_index;
   description.dims = static_cast<uint8_t>(value.dims);
   description.bytes = value.bytes;
-  description.in_block = long_shape || value.bytes > kInlineBytes;
+  const bool on_device = value.payload == Payload::kDeviceTensor;
+  description.in_block = long_shape || (value.bytes > kInlineBytes && !on_device);
   description.block = 0;
   if (!description.in_block) {
     if (value.dims) std::memcpy(description.sizes, value.sizes, value.dims * sizeof(int64_t));
@@ -379,9 +419,12 @@ void Attachment::FreeBlock(uint64_t block) {
 }
 
 void Attachment::Abandon(uint32_t slot, uint32_t generation) {
-  uint64_t expected = SlotWord{State::kClaimed, static_cast<uint16_t>(lane_), generation}.Pack();
-  meta_.slot(slot).word.compare_exchange_strong(expected,
-                                                SlotWord{State::kPending, 0, generation}.Pack());
+  const auto lane = static_cast<uint16_t>(lane_);
+  const uint64_t pending = SlotWord{State::kPending, 0, generation}.Pack();
+  for (const State state : {State::kAsking, State::kClaimed}) {  // an answer may come in between
+    uint64_t expected = SlotWord{state, lane, generation}.Pack();
+    if (meta_.slot(slot).word.compare_exchange_strong(expected, pending)) break;
+  }
   // Whoever dropped it meanwhile saw it claimed.
   if (meta_.hold(lane_, slot).load() != generation) Attend(slot);
 }

@@ -1,7 +1,9 @@
 #pragma once
 
 #include "dtorch/base/api.h"
+#include "dtorch/base/deadline.h"
 #include "dtorch/shm/address.h"
+#include "dtorch/shm/keepsake.h"
 #include "dtorch/shm/lane_memory.h"
 #include "dtorch/shm/layout.h"
 #include "dtorch/sys/fd.h"
@@ -11,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -53,6 +56,16 @@ class DTORCH_API Attachment {
   /// before. What was claimed must be published or abandoned. std::runtime_error if it is inert.
   bool Claim(uint32_t slot, uint32_t generation);
 
+  /// Asks the consumer for `bytes` of its memory on a device, for the value of what was claimed.
+  /// Once for each claim. Does not block.
+  void Ask(uint32_t slot, uint32_t generation, uint8_t device_type, int8_t device_index,
+           uint64_t bytes);
+  /// The answer; nullopt if there is none by then: it is not waited for any more. Empty if there is
+  /// no such memory.
+  std::optional<std::string> WaitForAnswer(uint32_t slot, uint32_t generation, Deadline deadline);
+
+  Keepsake& keepsake() { return keepsake_; }
+
   struct Value {
     Payload payload = Payload::kNothing;
     uint8_t dtype = 0;
@@ -80,7 +93,8 @@ class DTORCH_API Attachment {
   bool Publish(uint32_t slot, uint32_t generation);
   /// Gives back what Prepare() gave, if nothing was published: the claim stays. 0 is none.
   void FreeBlock(uint64_t block);
-  /// claimed -> pending. If this process has dropped the promise meanwhile the consumer is told.
+  /// claimed, or asking -> pending. If this process has dropped the promise meanwhile the consumer
+  /// is told.
   void Abandon(uint32_t slot, uint32_t generation);
 
   /// Memory for a value of `bytes` that is computed in place; Prepare() finds it again. It is the
@@ -124,6 +138,7 @@ class DTORCH_API Attachment {
   uint32_t lane_ = 0, region_ = 0;
 
   uint32_t fork_generation_;
+  Keepsake keepsake_;
 
   std::mutex mutex_;  // guards what follows
   LaneMemory lane_memory_;

@@ -28,7 +28,7 @@ struct Table {
       Fd made(epoll_create1(EPOLL_CLOEXEC));
       if (!made) return;
       try {
-        StartThread([this, epoll = made.get()] { ForgetTheDead(epoll); });
+        StartThread([this, epoll = made.get()] { ForgetTheDead(epoll); }, "dtorch_owners");
       } catch (const std::system_error&) {
         return;
       }

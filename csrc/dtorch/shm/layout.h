@@ -19,7 +19,7 @@
 namespace dtorch::shm {
 
 inline constexpr uint64_t kMagic = 0x31786f6264746f72;  // "rotdbox1"
-inline constexpr uint32_t kVersion = 3;
+inline constexpr uint32_t kVersion = 4;
 
 inline constexpr uint32_t kSlots = 1u << 20;    // promises that can be outstanding
 inline constexpr uint32_t kLanes = 512;         // producer processes at a time
@@ -29,6 +29,9 @@ inline constexpr uint16_t kCancelled = 1;  // in place of a lane in a free word:
 
 // The life of a slot, in the low byte of its word:
 //
+//                                          asking
+//                                     Ask ^  |
+//                                         |  v Answer
 //   free --Allocate--> pending --Claim--> claimed --Publish--> ready --Take--> free
 //                         |                  |
 //                         |                  `--the claimant died--> pending, or free if nobody
@@ -38,14 +41,20 @@ inline constexpr uint16_t kCancelled = 1;  // in place of a lane in a free word:
 //
 // Every move is one compare-and-swap on the whole word, which names the claimant's lane and the
 // slot's generation: no crash leaves a claim without an owner, and no stale token hits a slot that
-// is used again. A producer makes the moves Claim and Publish; all others are the consumer's.
+// is used again. A producer makes the moves Claim, Ask and Publish; all others are the consumer's,
+// but that a claimant may take its question back. Between Claim and Publish the description is the
+// claimant's; while it asks, the consumer's. Its death while it asks is that of any claimant.
+//
+// What is asked for is memory of a device, which is the consumer's: the claimant copies the value
+// there. The answer says where it is, as only that device's driver understands; or is empty, and
+// the value goes through the host.
 //
 // Who is woken. A producer that has published sets the slot's ready bit. Then, if a thread of the
 // consumer waits for this very slot (`waiters`), it rings the slot's bell, and that thread takes
 // the value; else it rings the mailbox's, and the listening thread does. A thread that stops
 // waiting lowers `waiters` and then looks at the ready bit: what was published meanwhile to a bell
 // that nobody hears any more is passed on to the listening thread.
-enum class State : uint8_t { kFree = 0, kPending = 1, kClaimed = 2, kReady = 3 };
+enum class State : uint8_t { kFree = 0, kPending = 1, kClaimed = 2, kReady = 3, kAsking = 4 };
 
 struct SlotWord {
   State state = State::kFree;
@@ -61,7 +70,12 @@ struct SlotWord {
   }
 };
 
-enum class Payload : uint8_t { kNothing = 0, kTensor = 1, kError = 2 };
+enum class Payload : uint8_t {
+  kNothing = 0,
+  kTensor = 1,
+  kError = 2,
+  kDeviceTensor = 3,  // its bytes are in memory that the consumer has given the claimant
+};
 
 inline constexpr size_t kMaxDims = 64;
 inline constexpr size_t kInlineDims = 8;
@@ -78,7 +92,7 @@ struct Description {
   int8_t device_index;
   uint16_t padding;
   uint64_t block;  // offset in the lane's data; 0 is none
-  uint64_t bytes;  // of the value
+  uint64_t bytes;  // of the value; in an answer, of the answer, which lies in `value`
   int64_t sizes[kInlineDims];
   alignas(16) std::byte value[kInlineBytes];
 };
@@ -93,6 +107,7 @@ struct alignas(64) Slot {
   std::atomic<uint32_t> handovers;    // how often that has happened, in all generations
   std::atomic<uint32_t> bell;         // a counter, and the futex on which its waiters sleep
   std::atomic<uint32_t> waiters;      // threads of the consumer; written by the consumer alone
+  std::atomic<uint32_t> answers;      // a counter, and the futex on which the claimant sleeps
   Description description;
 };
 static_assert(sizeof(Slot) == 256);

@@ -2,12 +2,14 @@
 
 #include "dtorch/base/fork.h"
 #include "dtorch/base/test_point.h"
+#include "dtorch/sys/futex.h"
 
 #include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cerrno>
 #include <chrono>
+#include <climits>
 #include <cstring>
 #include <fcntl.h>
 #include <poll.h>
@@ -112,6 +114,7 @@ class ConsumerLane {
   bool watches_process = false;
   std::optional<std::chrono::steady_clock::time_point> grace;
   std::shared_ptr<ConsumerLane> forked_from;  // kept, for what it has lent
+  std::shared_ptr<Keepsake> keepsake = std::make_shared<Keepsake>();
 
   void KeepAncestor(std::shared_ptr<ConsumerLane> lane) {
     for (const ConsumerLane* each = lane.get(); each; each = each->forked_from.get()) {
@@ -202,6 +205,7 @@ Mailbox::Place Mailbox::Allocate() {
   local.allocated_at = epoch_;
   local.holds_at_home = 0;
   local.handed_out = local.owner_dropped = local.held_at_home = local.unwanted = false;
+  local.asked_by = 0;
   Slot& slot = meta_.slot(index);
   slot.held.store(local.generation - 1);
   slot.handed_over.store(0);
@@ -211,6 +215,7 @@ Mailbox::Place Mailbox::Allocate() {
 
 void Mailbox::Free(Place place) {
   locals_[place.slot].outstanding = false;
+  locals_[place.slot].memory.reset();
   free_.push_back(place.slot);
 }
 
@@ -375,7 +380,7 @@ void Mailbox::BreakUnlessHeld(Place place, std::vector<Event>& events) {
   const uint64_t free = SlotWord{State::kFree, 0, place.generation}.Pack();
   if (!slot.word.compare_exchange_strong(pending, free)) return;
   Free(place);
-  events.push_back({place, /*broken=*/true, {}});
+  events.push_back({place, /*broken=*/true, {}, {}});
 }
 
 void Mailbox::Take(Place place, uint32_t lane_index, std::vector<Event>& events) {
@@ -384,10 +389,11 @@ void Mailbox::Take(Place place, uint32_t lane_index, std::vector<Event>& events)
   Description description;
   std::memcpy(&description, &slot.description, sizeof(description));
   slot.word.store(SlotWord{State::kFree, 0, place.generation}.Pack());
+  Received received;
+  received.memory = std::move(locals_[place.slot].memory);
   Free(place);
   DTORCH_TEST_POINT("taken");
 
-  Received received;
   received.payload = description.payload;
   received.dtype = description.dtype;
   received.device_type = description.device_type;
@@ -402,6 +408,10 @@ void Mailbox::Take(Place place, uint32_t lane_index, std::vector<Event>& events)
     received.defect = "it names a lane that nobody has claimed";
   } else if (description.dims > kMaxDims) {
     received.defect = "it has " + std::to_string(description.dims) + " dimensions";
+  } else if (description.payload == Payload::kDeviceTensor) {
+    if (!received.memory || description.in_block || shape_bytes) {
+      received.defect = "it names memory of a device that it was not given";
+    }
   } else if (!description.in_block && (shape_bytes || description.bytes > kInlineBytes)) {
     received.defect = "it does not fit into the slot that it claims to lie in";
   } else if (description.in_block &&
@@ -431,7 +441,38 @@ void Mailbox::Take(Place place, uint32_t lane_index, std::vector<Event>& events)
       std::memcpy(received.in_slot.data(), description.value, kInlineBytes);
     }
   }
-  events.push_back({place, /*broken=*/false, std::move(received)});
+  events.push_back({place, /*broken=*/false, std::move(received), {}});
+}
+
+void Mailbox::HearQuestion(Place place, uint32_t lane, std::vector<Event>& events) {
+  // Looked at for another reason, it may be found again.
+  if (lane >= kLanes || !Watch(lane)) return;
+  if (std::exchange(locals_[place.slot].asked_by, lane + 1) == lane + 1) return;
+  const Description& description = meta_.slot(place.slot).description;
+  Question question{lane, description.device_type, description.device_index, description.bytes,
+                    lanes_[lane]->keepsake};
+  events.push_back({place, /*broken=*/false, {}, std::move(question)});
+}
+
+void Mailbox::Answer(Place place, const Question& question, std::string_view text,
+                     std::shared_ptr<void> memory) {
+  std::shared_ptr<void> unused = std::move(memory);  // dropped behind the lock
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!Find(place)) return;
+  Slot& slot = meta_.slot(place.slot);
+  const auto lane = static_cast<uint16_t>(question.lane);
+  uint64_t asking = SlotWord{State::kAsking, lane, place.generation}.Pack();
+  if (slot.word.load() != asking) return;  // it waits no more
+  slot.description.bytes = text.size();
+  if (!text.empty()) std::memcpy(slot.description.value, text.data(), text.size());
+  DTORCH_TEST_POINT("answering");
+  if (!slot.word.compare_exchange_strong(
+          asking, SlotWord{State::kClaimed, lane, place.generation}.Pack())) {
+    return;
+  }
+  if (!text.empty()) locals_[place.slot].memory = std::move(unused);
+  slot.answers.fetch_add(1);
+  FutexWake(slot.answers, INT_MAX, FutexScope::kShared);
 }
 
 void Mailbox::Look(uint32_t index, std::vector<Event>& events) {
@@ -441,6 +482,10 @@ void Mailbox::Look(uint32_t index, std::vector<Event>& events) {
   if (word.generation != place.generation) return;
   if (word.state == State::kReady) {
     Take(place, word.lane, events);
+    return;
+  }
+  if (word.state == State::kAsking) {
+    HearQuestion(place, word.lane, events);
     return;
   }
   if (word.state != State::kPending) return;
@@ -550,8 +595,11 @@ void Mailbox::OnDeath(uint32_t lane, std::vector<Event>& events) {
       Take(place, lane, events);  // published, but the producer did not get round to ringing
       continue;
     }
-    const bool claimed = word.state == State::kClaimed && word.lane == lane;
+    const bool claimed =
+        (word.state == State::kClaimed || word.state == State::kAsking) && word.lane == lane;
     if (claimed) {
+      locals_[index].asked_by = 0;
+      locals_[index].memory.reset();
       // Back first, so that a holder that drops it now sees that it is pending, and says so.
       uint64_t expected = word.Pack();
       meta_.slot(index).word.compare_exchange_strong(
@@ -561,6 +609,7 @@ void Mailbox::OnDeath(uint32_t lane, std::vector<Event>& events) {
     if (claimed || held || index + 1 == dropping) BreakUnlessHeld(place, events);
   }
   lanes_[lane]->watch.Reset();
+  lanes_[lane]->keepsake.reset();
   lanes_[lane]->Retire();
   lanes_[lane] = nullptr;  // its blocks may keep it for a while
 }

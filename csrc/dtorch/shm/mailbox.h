@@ -2,6 +2,7 @@
 
 #include "dtorch/base/api.h"
 #include "dtorch/shm/address.h"
+#include "dtorch/shm/keepsake.h"
 #include "dtorch/shm/layout.h"
 #include "dtorch/sys/fd.h"
 #include "dtorch/sys/mapping.h"
@@ -15,6 +16,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace dtorch::shm {
@@ -32,10 +34,20 @@ struct Received {
   uint64_t bytes = 0;
   std::byte* block = nullptr;                   // of a lane, where the bytes are; or null
   std::shared_ptr<void> keep;                   // the block
+  std::shared_ptr<void> memory;                 // of a device, where the bytes are; or null
   std::array<std::byte, kInlineBytes> in_slot;  // where they are if there is no block
   std::string defect;                           // what is wrong with it; empty if nothing
 
   const std::byte* data() const { return block ? block : in_slot.data(); }
+};
+
+/// What a producer has asked for: memory of a device.
+struct Question {
+  uint32_t lane = 0;
+  uint8_t device_type = 0;
+  int8_t device_index = 0;
+  uint64_t bytes = 0;
+  std::shared_ptr<Keepsake> keepsake;  // of the producer
 };
 
 /// The consumer's end of the shared memory: slots for its outstanding promises, and word of what
@@ -87,8 +99,9 @@ class DTORCH_API Mailbox {
 
   struct Event {
     Place place;
-    bool broken;        // nobody is left who could fulfil it
-    Received received;  // otherwise
+    bool broken;                       // nobody is left who could fulfil it
+    Received received;                 // otherwise
+    std::optional<Question> question;  // in place of either: the promise is still outstanding
   };
   /// The next thing that has happened; each event is told once, to whichever thread asks. nullopt
   /// if there is none. Never blocks.
@@ -98,6 +111,12 @@ class DTORCH_API Mailbox {
   bool HasMore() const { return found_count_.load() > 0; }
   /// The same for one promise, by a thread that waits for it; nullopt if it is not ready.
   std::optional<Event> CollectOne(Place place);
+  /// Answers the question of the producer that has claimed the promise, in at most kInlineBytes.
+  /// `memory` comes back with what it publishes, or goes when the claim does. An empty text: there
+  /// is no such memory.
+  void Answer(Place place, const Question& question, std::string_view text,
+              std::shared_ptr<void> memory);
+
   /// Takes back what Collect() has told, for another thread: WakeAnother().
   void PutBack(Event event);
 
@@ -144,8 +163,10 @@ class DTORCH_API Mailbox {
     bool outstanding = false;
     bool handed_out = false;
     bool owner_dropped = false;
-    bool held_at_home = false;  // ever
-    bool unwanted = false;      // the future was dropped while a producer had claimed it
+    bool held_at_home = false;     // ever
+    bool unwanted = false;         // the future was dropped while a producer had claimed it
+    uint32_t asked_by = 0;         // one more than the claimant's lane, once that was told
+    std::shared_ptr<void> memory;  // which the claimant was given
   };
   // Epochs are counted by forks: a child has inherited what was made before its own.
   struct Child {
@@ -178,6 +199,7 @@ class DTORCH_API Mailbox {
   void Scan();
   void Look(uint32_t slot, std::vector<Event>& events);  // at one slot that wants attention
   void Take(Place place, uint32_t lane, std::vector<Event>& events);
+  void HearQuestion(Place place, uint32_t lane, std::vector<Event>& events);
   void BreakUnlessHeld(Place place, std::vector<Event>& events);  // a pending one
 
   Fd memory_;

@@ -8,7 +8,7 @@
 
 namespace dtorch {
 
-void StartThread(std::function<void()> body) {
+void StartThread(std::function<void()> body, const char* name) {
   struct NoSignals {
     NoSignals() {
       sigset_t all;
@@ -18,8 +18,8 @@ void StartThread(std::function<void()> body) {
     ~NoSignals() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
     sigset_t before;
   } no_signals;
-  std::thread([body = std::move(body)] {
-    pthread_setname_np(pthread_self(), "dtorch_ops");
+  std::thread([body = std::move(body), name] {
+    pthread_setname_np(pthread_self(), name);
     body();
   }).detach();
 }

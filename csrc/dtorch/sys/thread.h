@@ -7,8 +7,8 @@
 namespace dtorch {
 
 /// Starts a thread of ours, which nobody joins. It takes no signals: those are for the threads of
-/// the program. std::system_error if there is none to be had.
-DTORCH_API void StartThread(std::function<void()> body);
+/// the program. std::system_error if there is none to be had. `name`: at most 15 characters.
+DTORCH_API void StartThread(std::function<void()> body, const char* name = "dtorch_ops");
 
 [[noreturn]] void SleepForEver();
 

@@ -134,7 +134,16 @@ class Consumer {
     }
   }
 
+  // Of a device that is none: its memory is a number, how large it is. There is none of odd size.
+  void Answer(const Mailbox::Event& event) {
+    const auto& question = *event.question;
+    if (question.bytes % 2) return mailbox_.Answer(event.place, question, {}, nullptr);
+    mailbox_.Answer(event.place, question, std::to_string(question.bytes),
+                    std::make_shared<uint64_t>(question.bytes));
+  }
+
   void Deliver(Mailbox::Event event) {
+    if (event.question) return Answer(event);
     PromisePtr promise;
     {
       std::lock_guard<std::mutex> lock(mutex_);

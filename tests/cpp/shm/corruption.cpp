@@ -317,9 +317,19 @@ class World {
       ++counts.broken;
       return;
     }
+    if (event.question) {
+      const bool has_memory = Below(random_, 2) == 0;
+      mailbox_.Answer(event.place, *event.question, has_memory ? "memory" : "",
+                      std::make_shared<int>());
+      return;
+    }
     Received& received = event.received;
     if (!received.defect.empty()) {
       ++counts.defects;
+      return;
+    }
+    if (received.payload == Payload::kDeviceTensor) {
+      if (!received.memory) Fail("a value without memory of a device");
       return;
     }
     if (received.block && !received.keep) Fail("a value without memory");

@@ -135,6 +135,27 @@ void Send(const std::shared_ptr<Attachment>& attachment, const Token& token, Ran
   if (cold) attachment->WarmUp(place, bytes);
 }
 
+// Asks for memory of a device. What was claimed is published, or abandoned.
+void SendThroughDevice(Attachment& attachment, const Token& token, Random& random) {
+  const uint64_t bytes = 1000 + random() % 4;
+  const auto slot = token.slot, generation = token.generation;
+  if (!attachment.Claim(slot, generation)) return;
+  attachment.Ask(slot, generation, /*device_type=*/1, /*device_index=*/0, bytes);
+  if (random() % 8 == 0) return attachment.Abandon(slot, generation);
+  const auto limit = Deadline::AfterMs(random() % 2 ? 0 : 1000);
+  const auto answer = attachment.WaitForAnswer(slot, generation, limit);
+  if (answer && *answer != (bytes % 2 ? "" : std::to_string(bytes))) Fail("another answer");
+  if (!answer || answer->empty()) return attachment.Abandon(slot, generation);
+  const int64_t size[] = {static_cast<int64_t>(bytes)};
+  Attachment::Value value;
+  value.payload = Payload::kDeviceTensor;
+  value.sizes = size;
+  value.dims = 1;
+  value.bytes = bytes;
+  attachment.Prepare(slot, value);
+  if (!attachment.Publish(slot, generation)) Fail("a living producer's claim is gone");
+}
+
 // What a producer does with a token, and lets go of it.
 void Produce(const Token& token, Random& random) {
   const auto attachment = AttachTo(token.mailbox);
@@ -145,6 +166,7 @@ void Produce(const Token& token, Random& random) {
     attachment->Hold(token.slot, token.generation);
     attachment->Drop(token.slot, token.generation);
   }
+  if (random() % 8 == 0 && attachment->OwnerLives()) SendThroughDevice(*attachment, token, random);
   if (random() % 8 != 0) Send(attachment, token, random);
   if (random() % 32 == 0) attachment->Trim(random() % (1 << 20));
   if (random() % 32 == 0) attachment->GetStats();
@@ -224,7 +246,7 @@ class PeerProcess {
 // ---- The consumer -------------------------------------------------------------------------------
 
 struct Counts {
-  std::atomic<uint64_t> made{0}, values{0}, broken{0}, dropped{0};
+  std::atomic<uint64_t> made{0}, values{0}, through_device{0}, broken{0}, dropped{0};
 } counts;
 
 void OnEnd(Consumer::Promise& promise) {
@@ -234,6 +256,11 @@ void OnEnd(Consumer::Promise& promise) {
   }
   const Received& received = promise.received;
   if (promise.end == Consumer::End::kDefect) Fail(received.defect);
+  if (received.payload == Payload::kDeviceTensor) {
+    if (*static_cast<uint64_t*>(received.memory.get()) != received.bytes) Fail("another memory");
+    ++counts.through_device;
+    return;
+  }
   if (SeedOf(received.data()) != SeedFor(promise.token)) Fail("the value of another promise");
   if (!IsWhole(received.data(), received.bytes)) Fail("a torn value");
   ++counts.values;
@@ -357,10 +384,11 @@ int Run(const char* program, int seconds, uint64_t seed) {
     if (limit.HasPassed()) Fail("slots that are not free");
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  const uint64_t ended = counts.values + counts.broken + counts.dropped;
-  std::printf("made=%llu values=%llu broken=%llu dropped=%llu\n",
+  const uint64_t ended = counts.values + counts.through_device + counts.broken + counts.dropped;
+  std::printf("made=%llu values=%llu through_device=%llu broken=%llu dropped=%llu\n",
               static_cast<unsigned long long>(counts.made),
               static_cast<unsigned long long>(counts.values),
+              static_cast<unsigned long long>(counts.through_device),
               static_cast<unsigned long long>(counts.broken),
               static_cast<unsigned long long>(counts.dropped));
   if (ended != counts.made) Fail("promises that ended twice, or never");
