@@ -56,6 +56,10 @@ class TensorPromise(_Promise, _C.TensorPromiseBase):
     Args:
         mode: where it may be fulfilled: "memory", in this process; "file", in any process of this
             machine; "auto", wherever it travels.
+        device: where the value is to be, whatever device it comes from; the copy is made before
+            the future completes. None: the device it comes from, if this process has that.
+            Whether there is such a device shows when the value comes: making a promise asks no
+            driver.
 
     Example:
         >>> promise = dtorch_ops.TensorPromise()

@@ -88,8 +88,16 @@ void PrepareThread() {
 }
 
 bool IsCapturing(const c10::Stream& stream) {
+  // The default stream of a device is that of the current one.
+  const c10::cuda::CUDAGuard guard(stream.device_index());
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  C10_CUDA_CHECK(cudaStreamIsCapturing(c10::cuda::CUDAStream(stream).stream(), &status));
+  const cudaError_t error = cudaStreamIsCapturing(c10::cuda::CUDAStream(stream).stream(), &status);
+  if (error == cudaErrorStreamCaptureImplicit) {
+    // The legacy stream, which a stream that captures waits for: what it is given breaks that.
+    (void)cudaGetLastError();
+    return true;
+  }
+  C10_CUDA_CHECK(error);
   return status != cudaStreamCaptureStatusNone;
 }
 

@@ -14,7 +14,9 @@
 #include <torch/csrc/jit/api/object.h>
 
 #include <memory>
+#include <optional>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -72,14 +74,22 @@ struct PromiseMethods {
   }
 
   static PyObject* Init(PyObject* self, PyObject* args, PyObject* kwargs) {
-    static const char* names[] = {"mode", nullptr};
-    PyObject* mode = nullptr;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|O:__init__", const_cast<char**>(names),
-                                     &mode)) {
+    constexpr bool has_value = std::is_same_v<State, TensorPromiseState>;
+    static const char* names[] = {"mode", has_value ? "device" : nullptr, nullptr};
+    PyObject *mode = nullptr, *device = Py_None;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, has_value ? "|O$O:__init__" : "|O:__init__",
+                                     const_cast<char**>(names), &mode, &device)) {
       return nullptr;
     }
     return Guarded([&] {
-      StateOf(self).SetMode(mode ? ParseMode(mode) : PromiseMode::kAuto);
+      std::optional<c10::Device> wanted;
+      if (device != Py_None) {
+        wanted =
+            py::module_::import("torch").attr("device")(py::handle(device)).cast<c10::Device>();
+      }
+      State& state = StateOf(self);
+      state.SetMode(mode ? ParseMode(mode) : PromiseMode::kAuto);
+      if (wanted) state.SetDevice(*wanted);
       return Py_NewRef(Py_None);
     });
   }
@@ -200,6 +210,11 @@ constexpr PyCFunction AsCFunction(F function) {
 constexpr char kInitDoc[] =
     "__init__($self, /, mode='auto')\n--\n\n"
     "``mode``: 'auto', 'memory' or 'file'. ValueError for an unknown one.\n";
+constexpr char kTensorInitDoc[] =
+    "__init__($self, /, mode='auto', *, device=None)\n--\n\n"
+    "``mode``: 'auto', 'memory' or 'file'. ``device``: where the value is to be. ValueError for "
+    "an\n"
+    "unknown mode, RuntimeError for what names no device.\n";
 constexpr char kSetExceptionDoc[] =
     "set_exception($self, exception, /)\n--\n\n"
     "Fail the future with ``exception``, an instance. Every read of the future raises a fresh\n"
@@ -231,7 +246,7 @@ constexpr char kIsPendingDoc[] =
 PyMethodDef tensor_methods[] = {
     {"__new__", AsCFunction(TensorMethods::NewByName), METH_VARARGS | METH_KEYWORDS | METH_STATIC,
      "A new promise."},
-    {"__init__", AsCFunction(TensorMethods::Init), METH_VARARGS | METH_KEYWORDS, kInitDoc},
+    {"__init__", AsCFunction(TensorMethods::Init), METH_VARARGS | METH_KEYWORDS, kTensorInitDoc},
     {"set_value", SetTensor, METH_O,
      "set_value($self, value, /)\n--\n\n"
      "Complete the future with the tensor ``value``; its callbacks run in this thread.\n\n"

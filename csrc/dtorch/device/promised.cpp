@@ -6,6 +6,8 @@
 #include "dtorch/device/streams.h"
 #include "dtorch/promise/promise_state.h"
 
+#include <c10/core/StreamGuard.h>
+
 #include <utility>
 
 namespace dtorch {
@@ -13,7 +15,23 @@ namespace {
 
 constexpr char kOp[] = "promise";
 
+// Of this process, for a value that is elsewhere than it is wanted.
+void FulfilOn(c10::Device device, PromiseState& promise, const at::Tensor& value) {
+  CheckDevice(device, kOp);
+  TORCH_CHECK_VALUE(!value.is_meta(), kOp, ": expected a tensor whose elements can be put on ",
+                    device, ", got one on the device meta, which has none");
+  auto reservation = promise.Reserve(device);
+  try {
+    Start(FetchTo(value, device, kOp), std::move(reservation));
+  } catch (...) {
+    if (reservation) reservation->SetError(std::current_exception());
+    throw;
+  }
+}
+
 void Fulfil(PromiseState& promise, const at::Tensor& value) {
+  const auto wanted = promise.wanted_device();
+  if (wanted && !IsSameDevice(*wanted, value.device())) return FulfilOn(*wanted, promise, value);
   CheckHasEvents(value.device(), kOp);
   promise.CheckValue(value);
   (void)CurrentStream(value.device(), kOp);  // what would refuse it does so before it is reserved
@@ -36,16 +54,29 @@ void Fulfil(PromiseState& promise, const at::Tensor& value) {
 }
 
 void Deliver(const FuturePtr& future, at::Tensor value, c10::Device device) {
+  if (const auto wanted = WantedDevice(future)) {
+    device = *wanted;
+    CheckDevice(device, kOp);
+  }
   auto reservation = ReserveFuture(future);
-  if (HasDevice(device)) {
-    Start(value.is_cpu() ? FetchTo(value, device, kOp) : CopyOut(value), std::move(reservation));
+  if (device.is_cpu() && value.is_cpu()) {
+    reservation->SetValue(std::move(value));
+  } else if (!value.is_cpu() && IsSameDevice(device, value.device())) {
+    Start(CopyOut(value), std::move(reservation));
+  } else if (!value.is_cpu()) {
+    const c10::StreamGuard guard(UploadStream(value.device()));
+    Transfer transfer = FetchTo(value, device, kOp);
+    transfer.keep.push_back(std::move(value));  // its memory is another process's to write to
+    Start(std::move(transfer), std::move(reservation));
+  } else if (HasDevice(device)) {
+    Start(FetchTo(value, device, kOp), std::move(reservation));
   } else {
     reservation->SetValue(std::move(value));
   }
 }
 
 const bool registered [[maybe_unused]] = [] {
-  SetAcceleratorValues({Fulfil, Deliver, ProvideMemory, InitializedDevices});
+  SetAcceleratorValues({Fulfil, Deliver, ProvideMemory, DevicesOfFutures});
   return true;
 }();
 

@@ -226,11 +226,11 @@ Backend::Imported Service::Find(const shm::Token& token) {
   return {it->second.future, std::move(end), nullptr};
 }
 
-FuturePtr Service::FutureAt(shm::Mailbox::Place place, bool& has_value) {
+FuturePtr Service::FutureAt(shm::Mailbox::Place place, bool& has_value, bool takes) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto it = outstanding_.find(Key(place));
   if (it == outstanding_.end()) return {};
-  it->second.taken = true;
+  it->second.taken = it->second.taken || takes;
   has_value = it->second.end->has_value();
   return it->second.future;
 }
@@ -243,12 +243,17 @@ void Service::Answer(shm::Mailbox::Event event) {
   const auto provide = GetAcceleratorValues().provide;
   const bool sensible =
       question.device_type < c10::COMPILE_TIME_MAX_DEVICE_TYPES && question.device_index >= 0;
-  if (!provide || !sensible) {
+  bool has_value = false;
+  const FuturePtr future = FutureAt(event.place, has_value, /*takes=*/false);
+  const c10::Device device =
+      sensible
+          ? c10::Device(static_cast<c10::DeviceType>(question.device_type), question.device_index)
+          : c10::Device(c10::kCPU);
+  const auto wanted = future ? WantedDevice(future) : std::nullopt;
+  if (!provide || !sensible || !future || (wanted && *wanted != device)) {
     mailbox_.Answer(event.place, question, {}, nullptr);
     return;
   }
-  const c10::Device device(static_cast<c10::DeviceType>(question.device_type),
-                           question.device_index);
   const uint64_t bytes = question.bytes;
   DeviceMemoryRequest request{
       .device = device,
@@ -285,7 +290,7 @@ void Service::Deliver(shm::Mailbox::Event event) {
       const c10::Device device = DeviceOf(received);
       at::Tensor value = Read(std::move(received));
       const auto deliver = GetAcceleratorValues().deliver;
-      if (device.is_cpu() || !deliver) {
+      if ((device.is_cpu() && !WantedDevice(future)) || !deliver) {
         CompleteWithValue(future, std::move(value));
       } else {
         deliver(future, std::move(value), device);

@@ -50,7 +50,8 @@ class Service {
   bool DeliverNext();
   void Deliver(shm::Mailbox::Event event);
   void Answer(shm::Mailbox::Event event);
-  FuturePtr FutureAt(shm::Mailbox::Place place, bool& has_value);
+  // `takes`: it is out of its slot.
+  FuturePtr FutureAt(shm::Mailbox::Place place, bool& has_value, bool takes = true);
   void StopAtExit();
 
   shm::Mailbox mailbox_;

@@ -189,6 +189,7 @@ class WaiterList final : public c10::intrusive_ptr_target, public Table::Entry {
 
   bool empty() const { return last_ == nullptr; }
   Origin origin = Origin::kAnything;
+  std::optional<c10::Device> wanted_device;
   std::shared_ptr<Source> source;
 
   bool RunsCallbacks() const {
@@ -325,6 +326,18 @@ Origin OriginOf(const FuturePtr& future) {
 
 void SetOrigin(const FuturePtr& future, Origin origin) {
   WithList(future.get(), [&](WaiterList& list) { return (list.origin = origin); }, origin);
+}
+
+void SetWantedDevice(const FuturePtr& future, c10::Device device) {
+  WithList(
+      future.get(), [&](WaiterList& list) { return (list.wanted_device = device).has_value(); },
+      false);
+}
+
+std::optional<c10::Device> WantedDevice(const FuturePtr& future) {
+  return WithList(
+      future.get(), [](WaiterList& list) { return list.wanted_device; },
+      std::optional<c10::Device>());
 }
 
 std::shared_ptr<Source> SetSource(const FuturePtr& future, std::shared_ptr<Source> source) {

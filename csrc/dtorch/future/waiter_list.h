@@ -3,10 +3,12 @@
 #include "dtorch/base/api.h"
 
 #include <ATen/core/ivalue.h>
+#include <c10/core/Device.h>
 
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 namespace dtorch {
@@ -101,6 +103,11 @@ DTORCH_API void PrepareForWaiters(const FuturePtr& future, Origin origin);
 /// kAnything unless a pending future was prepared as something else.
 DTORCH_API Origin OriginOf(const FuturePtr& future);
 DTORCH_API void SetOrigin(const FuturePtr& future, Origin origin);
+
+/// Where the value of a promise is to be, whatever device it comes from; nullopt where it comes
+/// from. Set before anybody can fulfil it; nullopt once the future is complete.
+DTORCH_API void SetWantedDevice(const FuturePtr& future, c10::Device device);
+DTORCH_API std::optional<c10::Device> WantedDevice(const FuturePtr& future);
 
 /// The source that the future has then: an earlier one if there is one, nullptr if it is complete.
 DTORCH_API std::shared_ptr<Source> SetSource(const FuturePtr& future,

@@ -83,6 +83,16 @@ void PromiseState::SetMode(PromiseMode mode) {
   if (mode == PromiseMode::kMemory) SetOrigin(future_, Origin::kPromised);
 }
 
+void PromiseState::SetDevice(c10::Device device) {
+  TORCH_CHECK_VALUE(!device.is_meta(), "device: expected one whose tensors have elements, got ",
+                    device);
+  SetWantedDevice(future(), device);
+}
+
+std::optional<c10::Device> PromiseState::wanted_device() const {
+  return producer() ? std::nullopt : WantedDevice(future_);
+}
+
 bool PromiseState::TryLeavePending(Status to) {
   Status expected = Status::kPending;
   return status_.compare_exchange_strong(expected, to);
@@ -221,7 +231,9 @@ void TensorPromiseState::Set(at::Tensor value) {
   TORCH_CHECK_VALUE(value.defined(),
                     "promise: expected a tensor, got an undefined one; use set_exception to say "
                     "that there is no value");
-  if (MayBeQueued(value) && GetAcceleratorValues().fulfil) {
+  const auto wanted = wanted_device();
+  const bool moves = wanted && wanted->type() != value.device().type();
+  if ((moves || MayBeQueued(value)) && GetAcceleratorValues().fulfil) {
     GetAcceleratorValues().fulfil(*this, value);
     return;
   }

@@ -49,6 +49,12 @@ class DTORCH_API PromiseState : public torch::CustomClassHolder {
   /// was set before.
   void SetMode(PromiseMode mode);
 
+  /// Where the value is to be, before anybody can have set it. Asks no driver: whether there is
+  /// such a device shows when the value comes. c10::ValueError for one that has no elements.
+  void SetDevice(c10::Device device);
+  /// nullopt: where the value comes from; or not known in this process.
+  std::optional<c10::Device> wanted_device() const;
+
   void SetError(std::exception_ptr error);
 
   /// For a value that is still to come: the promise counts as fulfilled from now on, though its

@@ -43,8 +43,9 @@ struct AcceleratorValues {
   /// Fulfils `promise` with `value`, of an accelerator, when that has been computed. Throws what
   /// setting a value does, and reserves the promise before it returns.
   void (*fulfil)(PromiseState& promise, const at::Tensor& value) = nullptr;
-  /// Completes `future` with a copy of `value` on `device`; where this process has no such device,
-  /// with `value` itself. That is on the CPU, or in memory of `device` that was provided.
+  /// Completes `future` with a copy of `value` where that is wanted, or else on `device`; where
+  /// this process has no such device, with `value` itself. That is on the CPU, or in memory of
+  /// `device` that was provided. Throws if what is wanted is not to be had.
   void (*deliver)(const FuturePtr& future, at::Tensor value, c10::Device device) = nullptr;
   /// Answers a request of another process. Does not block: a thread of its own may.
   void (*provide)(DeviceMemoryRequest request) = nullptr;
