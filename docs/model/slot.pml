@@ -149,7 +149,6 @@ bit new_lane, armed;            // Header; `armed` is 0, or another number each 
 byte armed_as_seen;             // ... a bit for each process that has read the present one
 
 byte lane_owner[LANES];         // Lane::owner: 0 is kFreeLane
-#define RETIRED 255
 byte hold[LANES];               // the generation in which the lane holds the slot
 bit dropping[LANES];            // Lane::dropping: its process is giving up its hold of the slot
 
@@ -201,63 +200,55 @@ inline LoseHeir(p) {  // inside of a d_step
 // ---- What both sides do -----------------------------------------------------------------------------
 
 inline WriteToPipe() {
-  d_step {
-    if  // a write to a pipe that is not empty may make no new edge
-    :: !pipe_full -> pipe_full = 1; pipe_edge = 1
-    :: else -> skip
-    fi
-  }
+  d_step { pipe_edge = pipe_edge || !pipe_full; pipe_full = 1 }  // no new edge if it is not empty
 }
 
 inline Ring() {  // Attachment::Ring; the consumer's threads ring in the same way
 #if defined(COARSE) && !defined(FINE_RING)
   d_step {
-    if
-    :: armed && !pipe_full -> armed = 0; pipe_full = 1; pipe_edge = 1
-    :: else -> armed = 0
-    fi
+    pipe_edge = pipe_edge || (armed && !pipe_full);
+    pipe_full = pipe_full || armed;
+    armed = 0
   }
 #elif defined(BUG_DISARM_BEFORE_WRITE)
-  d_step { was_armed = armed; armed = 0 };
   if
-  :: was_armed -> was_armed = 0; WriteToPipe()
-  :: else -> skip
+  :: d_step { armed -> armed = 0 }; WriteToPipe()
+  :: else
   fi
 #else
-  d_step {
-    was_armed = armed;
-    armed_as_seen = (armed -> armed_as_seen | (1 << _pid) : armed_as_seen)
-  };
   if
-  :: was_armed ->
-    was_armed = 0;
+  :: d_step { armed -> armed_as_seen = armed_as_seen | (1 << _pid) };
     WriteToPipe();
     d_step {  // a compare-and-swap of what was read against 0: not if it was armed anew
-      if
-      :: armed_as_seen & (1 << _pid) -> armed = 0
-      :: else -> skip
-      fi;
+      armed = armed && !(armed_as_seen & (1 << _pid));
       armed_as_seen = armed_as_seen & (255 - (1 << _pid))
     }
-  :: else -> skip
+  :: else
   fi
 #endif
 }
 
-inline AddToBell() { d_step { bell_is_as_seen[0] = 0; bell_is_as_seen[SLEEPERS - 1] = 0 } }
+inline AddToBell() { bell_is_as_seen[0] = 0; bell_is_as_seen[SLEEPERS - 1] = 0 }
 
 inline FutexWake() {
-  d_step {
 #ifdef BUG_WAKE_ONE
-    if
-    :: asleep[0] -> asleep[0] = 0
-    :: else -> asleep[SLEEPERS - 1] = 0
-    fi
+  if
+  :: asleep[0] -> asleep[0] = 0
+  :: else -> asleep[SLEEPERS - 1] = 0
+  fi
 #else
-    asleep[0] = 0;
-    asleep[SLEEPERS - 1] = 0
+  asleep[0] = 0;
+  asleep[SLEEPERS - 1] = 0
 #endif
-  }
+}
+
+inline WakeWaiters() {
+#ifdef COARSE
+  d_step { AddToBell(); FutexWake() }
+#else
+  d_step { AddToBell() };
+  d_step { FutexWake() }
+#endif
 }
 
 inline SetBits() {
@@ -284,18 +275,9 @@ inline ClaimLane() {
 #else
   lane = 0;
   do
-  :: lane < LANES ->
-    d_step {
-      if
-      :: lane_owner[lane] == 0 -> lane_owner[lane] = id + 1; ok = 1
-      :: else -> ok = 0; lane++
-      fi
-    };
-    if
-    :: ok -> ok = 0; break
-    :: else -> skip
-    fi
-  :: else -> goto no_lane  // LANES are enough, unless dead ones were not freed yet
+  :: d_step { lane < LANES && lane_owner[lane] == 0 -> lane_owner[lane] = id + 1 }; break
+  :: lane < LANES && lane_owner[lane] != 0 -> lane++
+  :: lane == LANES -> goto no_lane  // they are enough, unless dead ones were not freed yet
   od;
   new_lane = 1;
   Ring();
@@ -307,30 +289,19 @@ inline Hold(g) {
 #ifdef BUG_HOLD_BEFORE_LOOK
   hold[lane] = g;
 #endif
-  ok = (word_gen == g);
   if
-  :: ok ->
-    ok = 0;
+  :: word_gen == g ->
 #ifndef BUG_HOLD_BEFORE_LOOK
     hold[lane] = g;
 #endif
 #ifdef BUG_HELD_GOES_BACK
     held = g;
 #else
-    d_step {  // a compare-and-swap that only goes forward: a late one does not undo a later one
-      if
-      :: held < g -> held = g
-      :: else -> skip
-      fi
-    };
+    // A compare-and-swap that only goes forward: a late one does not undo a later one.
+    held = (held < g -> g : held);
 #endif
 #ifdef HANDOVER
-    d_step {
-      if
-      :: handed_over == g -> handed_over = 0
-      :: else -> skip
-      fi
-    };
+    handed_over = (handed_over == g -> 0 : handed_over);
 #endif
     d_step {
       was_held[g] = 1;
@@ -340,17 +311,15 @@ inline Hold(g) {
       :: else -> heirs[g]++
       fi
     }
-  :: else -> skip
+  :: else
   fi
 }
 
-inline IsPending(g) { ok = (word_state == PENDING && word_gen == g) }
+#define IS_PENDING(g) (word_state == PENDING && word_gen == g)
 
 inline HandOver(g) {
-  IsPending(g);
   if
-  :: ok ->
-    ok = 0;
+  :: IS_PENDING(g) ->
 #ifdef BUG_HANDOVER_COUNTED_FIRST
     handovers_as_seen = 0;
 #endif
@@ -364,7 +333,7 @@ inline HandOver(g) {
 #ifndef BUG_HANDOVER_COUNTED_FIRST
     handovers_as_seen = 0
 #endif
-  :: else -> skip
+  :: else
   fi
 }
 
@@ -372,49 +341,40 @@ inline Drop(g) {
 #if !defined(BUG_DROP_UNRECORDED) && !defined(COARSE)
   dropping[lane] = 1;
 #endif
-  d_step {
-#if !defined(BUG_DROP_UNRECORDED) && defined(COARSE)
-    dropping[lane] = 1;
-#endif
-    if
-    :: hold[lane] == g -> hold[lane] = 0; ok = 1
-    :: else -> ok = 0
-    fi;
-    if
-    :: heir_of[id] == g -> LoseHeir(id)
-    :: else -> skip
-    fi
-  };
   if
-  :: ok ->
-    IsPending(g);
-    if
-    :: ok ->
-      ok = 0;
-#ifndef BUG_DROP_SILENT
-      SetBits();  // Attend
-      Ring()
+  :: d_step {
+       hold[lane] == g ->
+#if !defined(BUG_DROP_UNRECORDED) && defined(COARSE)
+       dropping[lane] = 1;
 #endif
-    :: else -> skip
+       hold[lane] = 0;
+       if
+       :: heir_of[id] == g -> LoseHeir(id)
+       :: else -> skip
+       fi
+     };
+#ifndef BUG_DROP_SILENT
+    if
+    :: IS_PENDING(g) -> SetBits(); Ring()  // Attend
+    :: else
     fi
-  :: else -> skip
+#endif
+  :: d_step {
+       hold[lane] != g ->
+       if
+       :: heir_of[id] == g -> LoseHeir(id)
+       :: else -> skip
+       fi
+     }
   fi;
   dropping[lane] = 0
 }
 
-inline Claim(g) {
-  d_step {
-    if
 #ifdef BUG_CLAIM_ANY_GENERATION
-    :: word_state == PENDING ->
+# define CAN_CLAIM(g) (word_state == PENDING)
 #else
-    :: word_state == PENDING && word_gen == g ->
+# define CAN_CLAIM(g) IS_PENDING(g)
 #endif
-      word_state = CLAIMED; word_lane = lane; ok = 1
-    :: else -> ok = 0
-    fi
-  }
-}
 
 inline SetReady(g) {
   d_step {  // a plain store: sound only because nobody else may move a claimed slot of the living
@@ -430,19 +390,15 @@ inline Publish(g) {
   Ring();
   SetReady(g)
 #elif defined(BUG_WAITERS_BEFORE_WORD)
-  ok = (waiters != 0);
-  SetReady(g);
-  SetBits();
   if
-  :: ok -> AddToBell(); FutexWake()
-  :: else -> Ring()
-  fi;
-  ok = 0
+  :: waiters != 0 -> SetReady(g); SetBits(); WakeWaiters()
+  :: else -> SetReady(g); SetBits(); Ring()
+  fi
 #else
   SetReady(g);
   SetBits();
   if
-  :: waiters != 0 -> AddToBell(); FutexWake()
+  :: waiters != 0 -> WakeWaiters()
   :: else -> Ring()
   fi
 #endif
@@ -452,10 +408,8 @@ inline Publish(g) {
 inline SetOrDrop(g) {
   if
   :: true ->
-    Claim(g);
     if
-    :: ok ->
-      ok = 0;
+    :: d_step { CAN_CLAIM(g) -> word_state = CLAIMED; word_lane = lane };
 #ifdef COARSE
       d_step { half_a = id + 1; half_b = id + 1 };
 #else
@@ -480,7 +434,7 @@ inline SetOrDrop(g) {
         }
 #endif
       fi
-    :: else -> skip  // PromiseAlreadySatisfiedError
+    :: else  // PromiseAlreadySatisfiedError
     fi
 #ifndef ONLY_PUBLISH
   :: true -> skip
@@ -493,7 +447,6 @@ inline SetOrDrop(g) {
 
 proctype Producer(byte id) {
   byte lane;
-  bit ok, was_armed;
   {
     lane = 0;
 #if defined(HANDOVER)
@@ -528,7 +481,7 @@ end_token_b:
       Hold(2);
       Hold(1);
       if
-      :: true -> Claim(1); assert(!ok); Drop(1)
+      :: true -> assert(!CAN_CLAIM(1)); Drop(1)
       :: true -> skip
       fi;
       Drop(2)
@@ -553,196 +506,227 @@ no_lane:
 done:
   skip;
   d_step {
-    lane = 0; ok = 0; was_armed = 0;
+    lane = 0;
     armed_as_seen = armed_as_seen & (255 - (1 << _pid))
   }
 }
 
 // ---- The consumer -----------------------------------------------------------------------------------
 
-inline Lock() { atomic { !mailbox_lock -> mailbox_lock = 1 } }
-inline Unlock() { mailbox_lock = 0 }
+// Nothing can be seen of the instant behind Lock() or before Unlock(), so they are taken together
+// with what is beside them.
+#define LOCK !mailbox_lock -> mailbox_lock = 1
+#define UNLOCK mailbox_lock = 0
 
-inline Arm() { d_step { armed = 1; armed_as_seen = 0 } }
+#define ARM armed = 1; armed_as_seen = 0
 
 inline Watch(l) {
   if
-  :: watched[l] == 0 && lane_owner[l] != 0 && lane_owner[l] != RETIRED ->
-    atomic {
-      watched[l] = lane_owner[l];
-      fired[l] = 0;
-      if
-      :: registered[l] = 1
-      :: pidfd[watched[l] - 1] -> registered[l] = 0; ended[l] = 1  // it has ended already
-      fi
-    }
-  :: else -> skip
+  :: atomic {
+       watched[l] == 0 && lane_owner[l] != 0 ->
+       watched[l] = lane_owner[l];
+       fired[l] = 0;
+       if
+       :: registered[l] = 1
+       :: pidfd[watched[l] - 1] -> registered[l] = 0; ended[l] = 1  // it has ended already
+       fi
+     }
+  :: else
   fi
 }
 
-inline Complete(g, how) {  // the future, by whomever
+// The future, by whomever.
+inline Complete(g, how) {
+#ifdef COARSE
+  d_step {
+    assert(outcome[g] == NOTHING);
+    outcome[g] = how;
+    if
+    :: linked[g] != 0 -> AddToBell(); FutexWake()
+    :: else -> skip
+    fi
+  }
+#else
   d_step { assert(outcome[g] == NOTHING); outcome[g] = how };
-#ifndef BUG_COMPLETE_SILENT
+# ifndef BUG_COMPLETE_SILENT
   if
-  :: linked[g] != 0 -> AddToBell(); FutexWake()
-  :: else -> skip
+  :: linked[g] != 0 -> WakeWaiters()
+  :: else
   fi
+# endif
 #endif
 }
 
-inline Take() {  // locked; the word was seen ready, in this generation
+// Locked; the word was seen ready, in this generation.
+inline Take() {
+#ifdef COARSE
+  atomic {
+    copy = half_a;
+#else
   copy = half_a;
   d_step {
+#endif
     assert(copy == half_b && copy == published[generation]);
     copy = 0; half_a = 0; half_b = 0;
-    l = word_lane
+    l = word_lane;
+    word_state = FREE; word_lane = 0; outstanding = 0; event = VALUE
   };
-  d_step { word_state = FREE; word_lane = 0; outstanding = 0; event = VALUE };
   Watch(l);
   l = 0
 }
 
-#define HELD_BY(l) \
-  (lane_owner[l] != 0 && lane_owner[l] != RETIRED && hold[l] == generation)
+#define HELD_BY(l) (lane_owner[l] != 0 && hold[l] == generation)
+
+#define CLAIMED_BY(d) (word_state == CLAIMED && word_lane == d && word_gen == generation)
 
 inline GiveBack(d) {  // the claim of a dead lane
   d_step {
     if
-    :: word_state == CLAIMED && word_lane == d && word_gen == generation ->
-      word_state = PENDING; word_lane = 0
+    :: CLAIMED_BY(d) -> word_state = PENDING; word_lane = 0
     :: else -> skip
     fi
   }
 }
 
 inline BreakUnlessHeld(claimant) {  // locked
-  orphaned[generation] = (heirs[generation] == 0);
-#ifdef BUG_HANDED_OVER_LAST
+  d_step { orphaned[generation] = (heirs[generation] == 0); handovers_as_seen = 1 };
+#ifdef HANDOVER
+# ifdef BUG_HANDED_OVER_LAST
   keep = HELD_BY(0);
-#else
-  handovers_as_seen = 1;
+# else
   keep = (handed_over == generation);
   keep = keep || HELD_BY(0);
+# endif
+#else
+  keep = HELD_BY(0);
 #endif
 #if LANES > 1
   keep = keep || HELD_BY(1);
 #endif
-#if defined(BUG_HANDED_OVER_LAST)
+#ifdef HANDOVER
+# if defined(BUG_HANDED_OVER_LAST)
   keep = keep || (handed_over == generation);
-#elif !defined(BUG_HANDED_OVER_FIRST)
+# elif !defined(BUG_HANDED_OVER_FIRST)
   // Handed over meanwhile: whom it has come to may lie where we had looked already.
   keep = keep || !handovers_as_seen;
+# endif
 #endif
-  if
-  :: keep ->
-    keep = 0;
 #if defined(BUG_GIVE_BACK_LAST) && !defined(BUG_DEATH_KEEPS_CLAIM)
-    GiveBack(claimant)
-#endif
-  :: else ->
-    d_step {
-      if
-#ifdef BUG_GIVE_BACK_LAST
-      :: word_state == PENDING || (word_state == CLAIMED && word_lane == claimant) ->
-#else
-      :: word_state == PENDING ->
-#endif
-        assert(orphaned[generation]);  // nobody lives who could have fulfilled it
-        assert(!published[generation]);
-        word_state = FREE; word_lane = 0; outstanding = 0;
-        event = BROKEN
-      :: else -> skip  // claimed in this moment, by one who is not dead
-      fi
-    }
+  if
+  :: keep -> GiveBack(claimant)
+  :: else
   fi;
-  d_step { orphaned[generation] = 0; handovers_as_seen = 0 }
+#endif
+  d_step {
+    if
+#ifdef BUG_GIVE_BACK_LAST
+    :: !keep && (word_state == PENDING || CLAIMED_BY(claimant)) ->
+#else
+    :: !keep && word_state == PENDING ->
+#endif
+      assert(orphaned[generation]);  // nobody lives who could have fulfilled it
+      assert(!published[generation]);
+      word_state = FREE; word_lane = 0; outstanding = 0;
+      event = BROKEN
+    :: else -> skip  // or claimed in this moment, by one who is not dead
+    fi;
+    keep = 0; orphaned[generation] = 0; handovers_as_seen = 0
+  }
 }
 
+// That `held` is read with the word makes no difference: what is not pending is not broken.
 inline Look() {
   if
-  :: outstanding ->
-    d_step { state = word_state; ok = (word_gen == generation) };
-    if
-    :: ok && state == READY -> Take()
-    :: ok && state == PENDING && held == generation -> BreakUnlessHeld(LANES)
-    :: else -> skip
-    fi;
-    d_step { ok = 0; state = FREE }
-  :: else -> skip
+  :: outstanding && word_gen == generation && word_state == READY -> Take()
+  :: outstanding && IS_PENDING(generation) && held == generation -> BreakUnlessHeld(LANES)
+  :: else
   fi
 }
 
+// What the dead has written changes no more, by its own hand; hence it is read at once.
 inline OnDeath(d) {
-  if
-  :: outstanding ->
+  d_step {
 #ifdef BUG_DROP_UNRECORDED
     ok = (hold[d] == generation);
 #else
     ok = (hold[d] == generation || dropping[d]);
 #endif
     hold[d] = 0;
-    state = word_state;
-    if
-    :: word_gen != generation -> skip
-#ifndef BUG_DEATH_IGNORES_READY
-    :: word_gen == generation && state == READY && word_lane == d -> Take()
-#endif
-    :: word_gen == generation && ((state == CLAIMED && word_lane == d) ||
-                                  (state == PENDING && ok)) ->
-      // Given back before the holds are read: whoever drops its hold later sees it pending.
+    ok = outstanding && word_gen == generation && (ok || CLAIMED_BY(d));
+    // Given back before the holds are read: whoever drops its hold later sees it pending.
 #if !defined(BUG_GIVE_BACK_LAST) && !defined(BUG_DEATH_KEEPS_CLAIM)
-      GiveBack(d);
-#endif
-      BreakUnlessHeld(d)
+    if
+    :: ok && CLAIMED_BY(d) -> word_state = PENDING; word_lane = 0
     :: else -> skip
-    fi;
-    d_step { ok = 0; state = FREE }
-  :: else -> skip
+    fi
+#endif
+  };
+  if
+#ifndef BUG_DEATH_IGNORES_READY
+  :: outstanding && word_gen == generation && word_state == READY && word_lane == d -> Take()
+#endif
+  :: ok && (word_state == PENDING || CLAIMED_BY(d)) -> BreakUnlessHeld(d)
+  :: else
   fi;
-  d_step { watched[d] = 0; registered[d] = 0; fired[d] = 0; lane_owner[d] = RETIRED };
-  d_step { hold[d] = 0; dropping[d] = 0; lane_owner[d] = 0 }  // ~ConsumerLane
+  d_step {  // Retire
+    ok = 0;
+    watched[d] = 0; registered[d] = 0; fired[d] = 0;
+    hold[d] = 0; dropping[d] = 0; lane_owner[d] = 0
+  }
 }
 
 inline HandleEnded(d) {
-  d_step { ok = ended[d] && watched[d] != 0; ended[d] = 0 };
   if
-  :: ok && (!registered[d] || pidfd[watched[d] - 1]) ->
+  :: ended[d] && watched[d] != 0 && (!registered[d] || pidfd[watched[d] - 1]) ->
     d_step {
-      ok = 0;
-      if
-      :: event == NOTHING -> event_generation = generation
-      :: else -> skip
-      fi
+      ended[d] = 0;
+      event_generation = (event == NOTHING -> generation : event_generation)
     };
     OnDeath(d)
-  :: else -> ok = 0
+  :: else -> ended[d] = 0
   fi
 }
 
 proctype Service() {
   byte l, copy, event_generation;
   bit ok, keep;
-  mtype state = FREE, event = NOTHING;
+  mtype event = NOTHING;
   goto sleep;  // it is idle, and armed, when it begins
 collect:
-  Lock();
-  if
-  :: atomic { new_lane -> new_lane = 0 };
-    Watch(0);
-#if LANES > 1
-    Watch(1)
-#endif
-  :: else -> skip
-  fi;
-  if
-  :: atomic { summary_bit -> summary_bit = 0 };
-    d_step { ok = ready_bit; ready_bit = 0 };
+  atomic {
+    LOCK;
+#ifndef ATTACHED
     if
-    :: ok -> ok = 0; event_generation = generation; Look()
-    :: else -> skip
+    :: new_lane -> new_lane = 0; goto watch
+    :: else
     fi
-  :: else -> skip
-  fi;
+  };
+  goto bits;
+watch:
+  Watch(0);
+# if LANES > 1
+  Watch(1);
+# endif
+bits:
+  atomic {
+#endif
+    if
+    :: summary_bit -> summary_bit = 0
+    :: else -> goto looked
+    fi
+#ifdef COARSE
+    ;
+#else
+  };
+  atomic {
+#endif
+    if
+    :: ready_bit -> ready_bit = 0; event_generation = generation
+    :: else -> goto looked
+    fi
+  };
+  Look();
+looked:
 #ifdef KILLS
   HandleEnded(0);
 # if LANES > 1
@@ -750,9 +734,10 @@ collect:
 # endif
 #endif
 #ifndef BUG_ARM_AFTER_LOOK
-  Arm();
+  atomic { ARM; UNLOCK };
+#else
+  UNLOCK;
 #endif
-  Unlock();
   if
   :: event != NOTHING ->
     Complete(event_generation, event);  // Service::Deliver; another thread listens meanwhile
@@ -762,29 +747,37 @@ collect:
   fi;
   // Mailbox::Sleep
 #if !defined(BUG_ARM_AFTER_LOOK) && !defined(COARSE)
-  Arm();
+  d_step { ARM };
 #endif
   if
   :: summary_bit -> goto collect
-  :: else -> skip
+  :: else
   fi;
+#ifndef ATTACHED
   if
   :: new_lane -> goto collect
-  :: else -> skip
+  :: else
   fi;
+#endif
 #ifdef BUG_ARM_AFTER_LOOK
-  Arm();
+  d_step { ARM };
 #endif
 sleep:
 end_sleep:
   if
+#if defined(COARSE) && !defined(FINE_RING)
+  :: d_step { pipe_edge -> pipe_edge = 0; pipe_full = 0 }
+#else
   :: atomic { pipe_edge -> pipe_edge = 0 };
     pipe_full = 0
+#endif
+#ifdef KILLS
   :: atomic { registered[0] && !fired[0] && pidfd[watched[0] - 1] -> fired[0] = 1 };
     atomic { !mailbox_lock -> ended[0] = 1 }
-#if LANES > 1
+# if LANES > 1
   :: atomic { registered[1] && !fired[1] && pidfd[watched[1] - 1] -> fired[1] = 1 };
     atomic { !mailbox_lock -> ended[1] = 1 }
+# endif
 #endif
   fi;
   goto collect
@@ -792,24 +785,24 @@ end_sleep:
 
 inline Leave() {
 #ifdef BUG_LEAVE_LOOKS_FIRST
-  ok = ready_bit;
-  d_step { assert(waiters > 0); waiters-- };
+  if
+  :: ready_bit -> d_step { assert(waiters > 0); waiters-- }; Ring()
+  :: else -> d_step { assert(waiters > 0); waiters-- }
+  fi
 #else
   d_step { assert(waiters > 0); waiters-- };
-  ok = ready_bit;
-#endif
-#ifdef BUG_LEAVE_SILENT
-  ok = 0;
-#endif
+# ifndef BUG_LEAVE_SILENT
   if
-  :: ok -> ok = 0; Ring()
-  :: else -> skip
+  :: ready_bit -> Ring()
+  :: else
   fi
+# endif
+#endif
 }
 
 proctype Waiter(byte id; byte g; bit has_limit) {
   byte l, copy;
-  bit ok, was_armed, late;
+  bit late;
   mtype event = NOTHING;
 end_idle:
   (allocated >= g);
@@ -822,33 +815,26 @@ end_idle:
 #endif
     if
     :: outcome[g] != NOTHING -> break
-    :: else -> skip
+    :: else
     fi;
-    d_step { ok = (word_state == READY && word_gen == g) };
     if
-    :: ok ->
-      ok = 0;
-      Lock();
+    :: word_state == READY && word_gen == g ->
+      atomic {
+        LOCK;
+        if
 #ifdef BUG_TAKE_UNCHECKED
-      ok = 1;
+        :: true ->
 #else
-      ok = (outstanding && generation == g && word_state == READY && word_gen == g);
+        :: outstanding && generation == g && word_state == READY && word_gen == g ->
 #endif
-      if
-      :: ok ->
-        ok = 0;
 #ifndef BUG_BIT_CLEARED_LATE
-        ready_bit = 0;  // it is looked at here and now: leaving need not ring for it
+          ready_bit = 0;  // it is looked at here and now: leaving need not ring for it
 #endif
-        Take();
-        Unlock();
-#ifdef BUG_BIT_CLEARED_LATE
-        ready_bit = 0;
-#endif
-        break
-      :: else -> Unlock()
-      fi
-    :: else -> skip
+          goto take
+        :: else -> UNLOCK
+        fi
+      }
+    :: else
     fi;
     if
     :: has_limit -> break  // its time may be over at any moment
@@ -859,11 +845,19 @@ end_idle:
       d_step { asleep[id] = bell_is_as_seen[id] };
 end_futex:
       if
-      :: !asleep[id] -> skip
+      :: !asleep[id]
       :: has_limit -> d_step { asleep[id] = 0; late = 1 }  // looks once more, and leaves
       fi
     fi
   od;
+  goto leave;
+take:
+  Take();
+  UNLOCK;
+#ifdef BUG_BIT_CLEARED_LATE
+  ready_bit = 0;
+#endif
+leave:
   bell_is_as_seen[id] = 0;
 #ifdef BUG_COMPLETE_BEFORE_LEAVE
   if
@@ -873,7 +867,7 @@ end_futex:
 end_callback:
     (outcome[2] != NOTHING);
 # endif
-  :: else -> skip
+  :: else
   fi;
   Leave();
 #else
@@ -892,41 +886,41 @@ end_callback:
 }
 
 inline Allocate(g) {
-  atomic { !mailbox_lock && !outstanding -> mailbox_lock = 1 };
-  d_step { generation = g; outstanding = 1 };
-  handed_over = 0;
+  atomic {
+    !mailbox_lock && !outstanding ->
+#ifndef COARSE
+    mailbox_lock = 1
+  };
+  d_step {
+#endif
+    generation = g; outstanding = 1; handed_over = 0;
 #ifdef BUG_ALLOCATE_RESETS_WAITERS
-  waiters = 0;
+    waiters = 0;
 #endif
 #ifdef BUG_HELD_GOES_BACK
-  held = 0;
+    held = 0;
 #endif
-  d_step { word_state = PENDING; word_gen = g; word_lane = 0 };
-  Unlock();
-  allocated = g
+#ifndef COARSE
+  };
+  d_step {
+    UNLOCK;
+#endif
+    word_state = PENDING; word_gen = g; word_lane = 0; allocated = g
+  }
 }
 
 inline Retract(g) {
-  Lock();
   if
-  :: outstanding && generation == g ->
-    d_step {
-      if
-      :: word_state == PENDING && word_gen == g -> word_state = FREE; outstanding = 0; ok = 1
-      :: else -> ok = 0
-      fi
-    }
-  :: else -> skip
-  fi;
-  Unlock();
-  if
-  :: ok -> ok = 0; Complete(g, OWN)
-  :: else -> skip
+  :: d_step {
+       !mailbox_lock && outstanding && generation == g && IS_PENDING(g) ->
+       word_state = FREE; outstanding = 0
+     };
+     Complete(g, OWN)
+  :: !mailbox_lock && !(outstanding && generation == g && IS_PENDING(g))
   fi
 }
 
 proctype Owner() {
-  bit ok;
   Allocate(1);
 #if defined(MUST_RETRACT)
   Retract(1);
