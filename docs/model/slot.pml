@@ -98,6 +98,13 @@
 # define KILL_0
 # define KILL_1
 # define ATTACHED
+#elif defined(RESERVED)  // one thread of a producer has it claimed while another drops it
+# define PRODUCERS 1
+# define COARSE
+# define GENERATIONS 1
+# define WAITERS 0
+# define KILL_0
+# define ATTACHED
 #elif defined(STALE)     // a token of the first generation arrives when the slot is in its second
 # define PRODUCERS 2
 # define COARSE
@@ -445,6 +452,44 @@ inline SetOrDrop(g) {
 #endif
 }
 
+#ifdef RESERVED
+bit books_lock;  // Attachment::mutex_
+bit hold_begun;
+
+// The thread that has reserved the promise: Claim at the beginning, while it is held.
+proctype Reservation() {
+  byte id, lane;
+end_reserve:
+  (hold_begun);
+  {
+    if
+    :: d_step { CAN_CLAIM(1) && hold[0] == 1 -> word_state = CLAIMED; word_lane = 0 };
+      d_step { half_a = 1; half_b = 1 };
+      if
+      :: Publish(1)
+      :: // Abandon
+        atomic { !books_lock -> books_lock = 1 };
+#ifndef BUG_ABANDON_UNRECORDED
+        dropping[0] = 1;
+#endif
+        d_step {
+          assert(word_state == CLAIMED && word_lane == 0);
+          word_state = PENDING; word_lane = 0
+        };
+#ifndef BUG_ABANDON_SILENT
+        if  // whoever dropped it meanwhile saw it claimed
+        :: hold[0] != 1 -> SetBits(); Ring()
+        :: else
+        fi;
+#endif
+        d_step { dropping[0] = 0; books_lock = 0 }
+      fi
+    :: !(CAN_CLAIM(1) && hold[0] == 1)
+    fi
+  } unless { dead[0] }
+}
+#endif
+
 proctype Producer(byte id) {
   byte lane;
   {
@@ -486,6 +531,15 @@ end_token_b:
       fi;
       Drop(2)
     fi
+#elif defined(RESERVED)
+end_token:
+    (allocated >= 1);
+    ClaimLane();
+    Hold(1);
+    hold_begun = 1;
+    atomic { !books_lock -> books_lock = 1 };
+    Drop(1);
+    books_lock = 0
 #elif GENERATIONS == 2
 end_token:
     (allocated > id);
@@ -1059,6 +1113,9 @@ init {
     run Producer(0);
 #if PRODUCERS == 2
     run Producer(1);
+#endif
+#ifdef RESERVED
+    run Reservation();
 #endif
     run Service();
     run Owner();
