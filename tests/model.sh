@@ -76,17 +76,20 @@ if [ $# -gt 0 ]; then
   exit
 fi
 
-# The longest first: two run at a time.
+# The longest first: as many run at a time as there are processors.
 xargs -P "$(nproc)" -L 1 "$self" check <<'END' | tee report
+holds blocks
+holds listen
+holds fork
 holds REUSE
 holds ATTACH
 holds HANDOVER
-holds CROWD
-holds TWO
 holds PUBLISH
-holds fork
+holds TWO
 ends LANES1
 ends STALE
+holds CROWD
+small RESERVED
 ends CALLBACK
 found PUBLISH BUG_RING_BEFORE_WORD
 found PUBLISH BUG_WAITERS_BEFORE_WORD
@@ -114,6 +117,8 @@ found STALE BUG_CLAIM_ANY_GENERATION
 found REUSE BUG_ALLOCATE_RESETS_WAITERS
 found CALLBACK BUG_BIT_CLEARED_LATE
 found CALLBACK BUG_COMPLETE_BEFORE_LEAVE
+found RESERVED BUG_ABANDON_SILENT
+found RESERVED BUG_ABANDON_UNRECORDED
 found fork BUG_DEATH_IGNORES_FORKING
 found fork BUG_GRACE_TOO_SHORT
 found fork BUG_GRACE_FOR_EVER
@@ -128,5 +133,18 @@ found fork BUG_COUNTED_FIRST
 found fork BUG_ANNOUNCED_LAST
 found fork BUG_CHILD_KEEPS_PIPE
 found fork BUG_WATCHED_ONCE
+found listen BUG_DELIVER_WAKES_NOBODY
+found listen BUG_LOOK_WAKES_NOBODY
+found listen BUG_LOOK_IGNORES_FOUND
+found listen BUG_NOBODY_LISTENS
+found listen BUG_ALL_LEAVE
+found listen BUG_WAKE_IF_ARMED
+found listen BUG_LATE_BLOCKS
+found blocks BUG_FREE_FOR_ALL
+found blocks BUG_RETURNED_TO_THE_NEXT
+found blocks BUG_PUSHED_UNCHECKED
+found blocks BUG_PUNCHED_AT_DEATH
+found blocks BUG_GIVES_BACK_A_CHILDS
+found blocks BUG_DEFERRED_WITHOUT_LANE
 END
 ! grep -q FAILS report

@@ -19,8 +19,8 @@
 //
 // Left out: crashes and broken promises (slot.pml: they are found as values are); a thread that
 // cannot be started; and a callback that is added in the very moment in which its future is
-// completed, if it then blocks by other means than a wait (LATE_BLOCKS is that, and fails: what was
-// found together with it waits until something else wakes a thread).
+// completed, if it then blocks by other means than a wait. (BUG_LATE_BLOCKS is that; it is no mistake but
+// a limit: what was found together with that future waits until something else wakes a thread.)
 
 #define LISTENERS 3
 
