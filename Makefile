@@ -53,7 +53,7 @@ bench: $(STAMPS)/build $(STAMPS)/test  ## the benchmarks, each beside its baseli
 	$(call say,running the benchmarks)
 	$(BIN)/python -m benchmarks
 
-model:  ## check the protocol of the shared memory (docs/model/slot.pml); needs spin and gcc
+model:  ## check the protocol of the shared memory (docs/model); needs spin and gcc
 	$(call say,checking the model of the shared memory)
 	@tests/model.sh
 

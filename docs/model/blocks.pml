@@ -33,7 +33,7 @@
 #define CONSUMER 1
 #define LENDER 2
 
-// ---- Shared memory --------------------------------------------------------------------------------------
+// ---- Shared memory --------------------------------------------------------------------------------
 
 byte lane_owner = 1;                // Lane::owner, 1 more than the producer
 byte returned = NO_BLOCK;           // Lane::returned, an offset
@@ -42,13 +42,13 @@ byte content[4];                    // the value that was written last, counted 
 bit punched[2];
 byte sent[3] = NO_BLOCK;            // in a slot, published
 
-// ---- The producers' memory --------------------------------------------------------------------------------
+// ---- The producers' memory ------------------------------------------------------------------------
 
 byte users[4];                      // LaneMemory::live_
 bit dead;                           // the first producer
 bit lives;                          // ... never is
 
-// ---- The consumer's memory ----------------------------------------------------------------------------------
+// ---- The consumer's memory ------------------------------------------------------------------------
 
 bit mailbox_lock;
 byte watched = 1;                   // Mailbox::lanes_, 1 more than the producer
@@ -63,7 +63,7 @@ byte childs_block[3] = NO_BLOCK;    // what the child looks at
 
 #define IS_THERE(b, v) (content[b] == (v) + 1 && !punched[REGION(b)])
 
-// ---- Producers ------------------------------------------------------------------------------------------------
+// ---- Producers ------------------------------------------------------------------------------------
 
 inline Free(b, user) {  // inside of a d_step
   if
@@ -143,7 +143,7 @@ end_done:
   false
 }
 
-// ---- The consumer ---------------------------------------------------------------------------------------------
+// ---- The consumer ---------------------------------------------------------------------------------
 
 #define USES(r, v) ((tensor[v] != NO_BLOCK && REGION(tensor[v]) == (r)) || \
                     (deferred[v] != NO_BLOCK && REGION(deferred[v]) == (r)))

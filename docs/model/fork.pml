@@ -39,7 +39,7 @@ mtype = { LIVES, KILLED, EXECED };       // a process, as a producer
 #define CHILD 1
 #define NOBODY 2
 
-// ---- Shared memory ----------------------------------------------------------------------------------
+// ---- Shared memory --------------------------------------------------------------------------------
 
 bit pending = 1;             // Slot::word; what is not pending is broken
 bit handovers_as_seen;       // Slot::handovers: has it the value that was read?
@@ -51,7 +51,7 @@ bit dropping[2];             // Lane::dropping
 bit alive[2];                // Lane::alive, Lane::alive_inode
 byte forking[2];             // Lane::forking
 
-// ---- The kernel -------------------------------------------------------------------------------------
+// ---- The kernel -----------------------------------------------------------------------------------
 
 bit alive_open[2];           // the process has the writing end of its pipe
 bit childs_copy;             // the child has its parent's
@@ -63,7 +63,7 @@ mtype life[2] = LIVES;
 #define PIDFD_FIRES(p) (life[p] == KILLED)
 #define PIPE_ENDED(p) (!alive_open[p] && ((p) == CHILD || !childs_copy))
 
-// ---- The consumer's own memory ----------------------------------------------------------------------
+// ---- The consumer's own memory --------------------------------------------------------------------
 
 byte watched[2];             // Mailbox::lanes_: the process, counted from 1
 mtype watch[2] = NOWHERE;    // ConsumerLane::watch
@@ -71,7 +71,7 @@ bit unwatched[2];            // Mailbox::unwatched_
 bit grace[2];                // ConsumerLane::grace: it has begun
 bit may_open;                // the consumer may look at the producers' descriptors
 
-// ---- Bookkeeping of the proof -----------------------------------------------------------------------
+// ---- Bookkeeping of the proof ---------------------------------------------------------------------
 
 byte parents;                // the parent's lane
 bit heir[2];                 // lives, and may fulfil the promise
@@ -80,7 +80,7 @@ bit returned;                // the fork has, in the parent
 
 #define IN_HANDLER (forked && !DEAD(CHILD) && !taken_over)
 
-// ---- Producers --------------------------------------------------------------------------------------
+// ---- Producers ------------------------------------------------------------------------------------
 
 inline Drop(p, lane) {
   d_step { dropping[lane] = 1; ok = hold[lane]; hold[lane] = 0; heir[p] = 0 };
@@ -193,7 +193,7 @@ end_done:
   false
 }
 
-// ---- The consumer -----------------------------------------------------------------------------------
+// ---- The consumer ---------------------------------------------------------------------------------
 
 inline TryWatchProcess(l) {  // inside of a d_step
   unwatched[l] = 0;
@@ -289,7 +289,7 @@ done:
   od
 }
 
-// ---- The end of processes, and of everything --------------------------------------------------------
+// ---- The end of processes, and of everything ------------------------------------------------------
 
 // A process that has ended takes no further step. That those who see it may do so late is enough:
 // what it had open is closed, and its pidfd tells, in the same instant.

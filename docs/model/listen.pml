@@ -27,7 +27,7 @@
 mtype = { NONE, WAITS, BLOCKS, LATE_WAITS, LATE_BLOCKS };  // the first future's callback
 mtype = { UNPUBLISHED, READY, TAKEN };
 
-// ---- Shared memory, and the kernel --------------------------------------------------------------------
+// ---- Shared memory, and the kernel ----------------------------------------------------------------
 
 mtype word_state[2] = UNPUBLISHED;
 bit ready_bit[2];
@@ -36,7 +36,7 @@ byte waiters;                       // of the second
 bit bell_is_as_seen;                // Slot::bell of the second; one thread at most waits for it
 bit pipe_full, pipe_edge;
 
-// ---- The consumer ---------------------------------------------------------------------------------------
+// ---- The consumer ---------------------------------------------------------------------------------
 
 bit found[2];                       // Mailbox::found_
 byte listening = 1;                 // Service::listening_

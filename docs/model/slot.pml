@@ -1,11 +1,14 @@
 // A model of the life of one slot of a mailbox (csrc/dtorch/shm/layout.h), for the checker spin.
 // `make model` runs it: every configuration must hold, every mistake must be found.
 // `tests/model.sh CONFIGURATION [MISTAKE]` runs one of them, and shows the steps to its error.
+// Beside it: fork.pml, a producer that forks; listen.pml, who listens while callbacks block;
+// blocks.pml, the memory of large values.
 //
 // What stands here for what:
 //
 //   Producer()  a producer process: Attachment::ClaimLane, Hold, HandOver, Claim, Prepare, Publish,
 //               Abandon, Drop, Attend, Ring. It may be killed between any two steps.
+//   Reservation()  another thread of it, which has claimed the promise: Publish, or Abandon.
 //   Service()   the consumer's listening thread, Service::Run: Mailbox::Collect (WatchNewLanes, Look,
 //               Take, BreakUnlessHeld, OnDeath), Service::Deliver, Mailbox::Sleep.
 //   Waiter()    a thread of the consumer that waits on the slot itself, with or without a time limit.
@@ -18,10 +21,12 @@
 //               Other assertions stand where the step is that would violate them.
 //
 // One statement is one access to shared memory, or one system call; they interleave in every way.
-// d_step{} is one such access, with the bookkeeping of the proof. Where COARSE is defined, steps are
-// taken together that another configuration takes apart.
+// d_step{} is one such access, with the bookkeeping of the proof. Taken together with an access is what
+// interleaves with nothing: a test of what was just read, a lock, what only the dead have written.
+// Where COARSE is defined, steps are taken together that another configuration takes apart.
 //
-// The states form no cycle (checked: pan -l, with no progress label anywhere), so every run comes to
+// The states form no cycle (checked: pan -l, with no progress label anywhere; `tests/model.sh --all`
+// does so for every configuration and every file), so every run comes to
 // an end, and "eventually" is "at the end". No fairness is assumed, but that the machine runs some
 // thread that can run; and that a killed process's pidfd becomes readable.
 //
@@ -30,9 +35,9 @@
 //
 // Left out: memory orders (all accesses here are sequentially consistent, and must be in the code:
 // word, bits, waiters, bell, armed, hold, held, handed_over, handovers); more than one slot, so that
-// bits and summary are one bit each; blocks of lanes and their return; lanes_used; more than one
-// listening thread; one process that holds the promise several times; tokens pickled more than once
-// by a producer (handed_over is no count); a process wrongly taken for dead; wrapped generations.
+// bits and summary are one bit each; lanes_used; one process that holds the promise several times, or
+// is its owner (HoldAtHome), or has inherited it from that; tokens pickled more than once by a producer
+// (handed_over is no count); a process wrongly taken for dead; wrapped generations.
 //
 // Mistakes, of which one may be defined: the words that begin with BUG_. Those that were made once
 // in the code or in its design are worth a word more:
@@ -43,6 +48,8 @@
 //   BUG_HOLD_BEFORE_LOOK       an old token, unpickled late, wipes out the hold of a newer one
 //   BUG_HELD_GOES_BACK         the same, for what all producers share
 //   BUG_COMPLETE_BEFORE_LEAVE  callbacks run while producers still believe in a waiter
+//   BUG_ABANDON_UNRECORDED     one killed between giving a claim back and telling so, whose hold
+//                              another of its threads has dropped meanwhile: never broken
 
 #if defined(PUBLISH)     // one producer, in small steps; a waiter
 # define PRODUCERS 1
@@ -159,14 +166,14 @@ byte lane_owner[LANES];         // Lane::owner: 0 is kFreeLane
 byte hold[LANES];               // the generation in which the lane holds the slot
 bit dropping[LANES];            // Lane::dropping: its process is giving up its hold of the slot
 
-// ---- The kernel -------------------------------------------------------------------------------------
+// ---- The kernel -----------------------------------------------------------------------------------
 
 bit pipe_full, pipe_edge;  // the bell's pipe; the edge that epoll has yet to report
 bit dead[PRODUCERS];       // killed: takes no further step
 bit pidfd[PRODUCERS];      // ... and its pidfd has become readable
 bit asleep[SLEEPERS];      // in futex_wait on `bell`
 
-// ---- The consumer's own memory ------------------------------------------------------------------------
+// ---- The consumer's own memory --------------------------------------------------------------------
 
 bit mailbox_lock;
 bit outstanding;              // Local
@@ -178,7 +185,7 @@ bit ended[LANES];             // Mailbox::ended_
 mtype outcome[GENERATIONS + 1] = NOTHING;  // the futures
 byte linked[GENERATIONS + 1]; // waiters linked to them
 
-// ---- Bookkeeping of the proof -------------------------------------------------------------------------
+// ---- Bookkeeping of the proof ---------------------------------------------------------------------
 
 byte allocated;                    // generations that were allocated
 byte published[GENERATIONS + 1];   // by whom
@@ -204,7 +211,7 @@ inline LoseHeir(p) {  // inside of a d_step
   fi
 }
 
-// ---- What both sides do -----------------------------------------------------------------------------
+// ---- What both sides do ---------------------------------------------------------------------------
 
 inline WriteToPipe() {
   d_step { pipe_edge = pipe_edge || !pipe_full; pipe_full = 1 }  // no new edge if it is not empty
@@ -270,7 +277,7 @@ inline SetBits() {
 #endif
 }
 
-// ---- A producer -------------------------------------------------------------------------------------
+// ---- A producer -----------------------------------------------------------------------------------
 
 inline ClaimLane() {
 #ifdef ATTACHED
@@ -565,7 +572,7 @@ done:
   }
 }
 
-// ---- The consumer -----------------------------------------------------------------------------------
+// ---- The consumer ---------------------------------------------------------------------------------
 
 // Nothing can be seen of the instant behind Lock() or before Unlock(), so they are taken together
 // with what is beside them.
