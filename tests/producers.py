@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import concurrent.futures
 import os
 import pickle
@@ -172,6 +173,50 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
 }
 
 
+#: What the constructor of a builtin exception wants, where one text will not do.
+_ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "UnicodeDecodeError": ("utf-8", b"\xff\x00", 0, 1, "invalid"),
+    "UnicodeEncodeError": ("ascii", "\u00e9", 0, 1, "not ascii"),
+    "UnicodeTranslateError": ("\u00e9", 0, 1, "not here"),
+    **{
+        name: ("wrong", ("file.py", 3, 7, "a b\n", 3, 8))
+        for name in ("SyntaxError", "IndentationError", "TabError")
+    },
+    "BaseExceptionGroup": ("group", [KeyboardInterrupt("k")]),
+    "ExceptionGroup": ("group", [ValueError("v", 1), OSError(2, "o")]),
+}
+
+
+def builtin_errors() -> dict[str, BaseException]:
+    """One of each exception type that Python has built in."""
+    types = [
+        each
+        for each in vars(builtins).values()
+        if isinstance(each, type) and issubclass(each, BaseException)
+    ]
+    return {t.__name__: t(*_ARGUMENTS.get(t.__name__, ("a text", 7))) for t in types}
+
+
+def torch_errors() -> dict[str, BaseException]:
+    """One of each that torch offers its users, and that a text makes."""
+    places = (torch, torch.linalg, torch.jit, torch.distributed, torch.cuda)
+    types = {
+        each
+        for place in places
+        for each in vars(place).values()
+        if isinstance(each, type)
+        and issubclass(each, BaseException)
+        and each.__module__.split(".")[0] == "torch"
+    }
+    return {f"{t.__module__}.{t.__qualname__}": t("a text") for t in types}
+
+
+def set_errors(promises: dict[str, Any], group: str) -> None:
+    errors = builtin_errors() if group == "builtin" else torch_errors()
+    for name, promise in promises.items():
+        promise.set_exception(errors[name])
+
+
 def set_error(promise: Any, kind: str) -> None:
     try:
         raise ERRORS[kind]()
@@ -271,3 +316,11 @@ def error_of_cancel(promise: Any) -> str:
 def set_first_drop_second(first: Promise, second: Promise) -> None:
     assert second.is_pending()
     first.set_value(torch.tensor(1.0))
+
+
+def error_of_token(token: str) -> str:
+    try:
+        Promise.from_token(token)
+    except dtorch_ops.DTorchError as error:
+        return f"{type(error).__name__}: {error}"
+    return "none"

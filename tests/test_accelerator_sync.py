@@ -6,7 +6,10 @@ On the fake accelerator, each test in a process of its own (on_fake.py).
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
+import time
 
 import fake_accelerator as fake
 import pytest
@@ -237,6 +240,54 @@ def test_sync_blocks_and_has_a_limit():
         assert worker.is_alive()
         fired.set()
     worker.finish(LIMIT)
+
+
+@on_fake()
+def test_ctrl_c_ends_every_wait_within_a_second_and_the_future_lives_on():
+    tensor = torch.ones(3, device="fake")
+    fake.drain("fake")
+    sent = []
+
+    def interrupt():
+        asleep = 0
+        while (
+            asleep < 5
+        ):  # in its wait: the interpreter lock it has got meanwhile
+            time.sleep(0.01)
+            with open(f"/proc/self/task/{os.getpid()}/stat") as stat:
+                asleep = asleep + 1 if stat.read().rpartition(")")[2].split()[0] == "S" else 0
+        sent.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with fake.held("fake"):
+        done, future = dtorch_ops.sync_future("fake"), dtorch_ops.to_torch_async(tensor)
+        copied = dtorch_ops.to_torch_async(tensor, device="cpu")
+        waits = {
+            "sync": lambda: dtorch_ops.sync("fake"),
+            "sync of all": lambda: dtorch_ops.sync(),
+            "sync with a limit": lambda: dtorch_ops.sync(["fake"], timeout_ms=60_000),
+            "sync_future": lambda: done.get(),
+            "to_torch": lambda: dtorch_ops.to_torch(tensor),
+            "to_torch to the host": lambda: dtorch_ops.to_torch(tensor, device="cpu"),
+            "get": lambda: future.get(),
+            "wait": lambda: future.wait(),
+            "get of a copy": lambda: copied.get(),
+            "wait_all": lambda: dtorch_ops.wait_all([done, future, copied]),
+        }
+        for name, wait in waits.items():
+            thread = threading.Thread(target=interrupt)
+            thread.start()
+            try:
+                wait()
+            except KeyboardInterrupt:
+                assert time.monotonic() - sent[-1] < 1, name
+            else:
+                raise AssertionError(f"{name} was not interrupted")
+            thread.join()
+        assert done.valid() and future.valid() and copied.valid()
+        assert_pending(done, future, copied)
+    assert done.get() is None and future.get() is tensor and copied.get().tolist() == [1, 1, 1]
+    dtorch_ops.sync()
 
 
 @on_fake()

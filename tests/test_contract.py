@@ -398,6 +398,17 @@ def test_every_way_of_reading_gives_the_error(backend: Backend, kind: str) -> No
     assert future._state() == "failed"
 
 
+@pytest.mark.parametrize("group", ["builtin", "torch"])
+def test_every_type_of_python_and_torch_is_rebuilt(backend: Backend, group: str) -> None:
+    errors = producers.builtin_errors() if group == "builtin" else producers.torch_errors()
+    assert {"builtin": "ValueError", "torch": "torch.OutOfMemoryError"}[group] in errors
+    promises = {name: pending() for name in errors}
+    backend.call(producers.set_errors, {name: p for name, (p, _) in promises.items()}, group)
+    for name, (_, future) in promises.items():
+        error = outcome_of(lambda future=future: future.wait(LIMIT_MS))
+        assert described(error) == described(errors[name]), name
+
+
 @pytest.mark.parametrize("kind", ["key", "two arguments", "stop"])
 def test_errors_of_a_promise_without_a_value(backend: Backend, kind: str) -> None:
     promise, future = pending(dtorch_ops.VoidPromise)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import producers
 import pytest
 import torch
+from forked import check
 from helpers import ROOT, check_python
 from peer import Peer
 from producers import Promise
@@ -169,5 +172,206 @@ def test_exit_with_promises_outstanding_is_clean() -> None:
         futures = [p.get_future() for p in promises]
         tokens = [pickle.dumps(p) for p in promises]
         futures[0].add_done_callback(print)
+        """
+    )
+
+
+# ---- A consumer that is gone --------------------------------------------------------------------
+
+CALLS = {
+    "set_value": "promise.set_value(torch.ones(1))",
+    "a large value": "promise.set_value(torch.ones(1_000_000))",
+    "set_exception": "promise.set_exception(KeyError('k'))",
+    "get_tensor": "torch.ops.dtorch.get_tensor(torch.ones(1), promise)",
+    "lent": "promise.set_value(lent)",
+    "void set_value": "void.set_value()",
+    "void set_exception": "void.set_exception(KeyError('k'))",
+    "sync": "torch.ops.dtorch.sync(void)",
+}
+
+
+@pytest.mark.parametrize("end", ["kill", "exit"])
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_every_way_to_fulfil_tells_that_the_consumer_has_ended(call: str, end: str) -> None:
+    """It neither hangs nor crashes; nor do the calls after it."""
+    check(
+        f"""
+        def consumer(link):
+            ends = [pending(), pending(dtorch_ops.VoidPromise)]
+            say(link, pickle.dumps([promise for promise, _ in ends]))
+            hear(link)
+        child = forked(consumer)
+        promise, void = pickle.loads(child.hear())
+        lent = promise.empty(1000).fill_(1.0)
+        if {end!r} == "kill":
+            os.kill(child.pid, signal.SIGKILL)
+        else:
+            child.say()
+        child.end(-signal.SIGKILL if {end!r} == "kill" else 0)
+        error = error_of(lambda: {call})
+        assert type(error) is dtorch_ops.BrokenPromiseError, repr(error)
+        assert "ended" in str(error), error
+        for _ in range(2):
+            assert isinstance(error_of(lambda: {call}), dtorch_ops.DTorchError)
+        assert bool((lent == 1).all())
+        del promise, void, lent
+        mine, future = pending()
+        mine.set_value(torch.ones(1))
+        value_of(future)
+        """
+    )
+
+
+# ---- What is read from shared memory ------------------------------------------------------------
+
+
+def test_nothing_is_unpickled_or_imported_for_a_value_or_an_error(tmp_path: Path) -> None:
+    """Not even of an error that names a class which can be found."""
+    (tmp_path / "of_the_peer.py").write_text(
+        "print('imported')\n\nclass Evil(ValueError):\n    pass\n"
+    )
+    check(
+        f"""
+        sys.path.insert(0, {str(tmp_path)!r})
+        class Reduced:
+            def __reduce__(self):
+                return os._exit, (9,)
+        def worker(link):
+            promises = pickle.loads(hear(link))
+            import contextlib, io
+            with contextlib.redirect_stdout(io.StringIO()):
+                import of_the_peer
+            error = ValueError("v")
+            error.attribute = Reduced()
+            values = [
+                torch.ones(3), torch.ones(100_000), KeyError("k"), OSError(2, "o"),
+                torch.OutOfMemoryError("m"), of_the_peer.Evil("e"), ValueError("r", Reduced()),
+                error, BaseExceptionGroup("g", [of_the_peer.Evil("e")])
+                if sys.version_info >= (3, 11) else KeyError("k"),
+            ]
+            for promise, value in zip(promises, values):
+                if isinstance(value, BaseException):
+                    promise.set_exception(value)
+                else:
+                    promise.set_value(value)
+        child = forked(worker)
+        promises = [pending() for _ in range(9)]
+        data = pickle.dumps([promise for promise, _ in promises])
+        async def awaited(future):
+            return await future
+        loop = asyncio.new_event_loop()
+        seen = []
+        def hook(event, arguments):
+            if event == "pickle.find_class" or event == "import":
+                seen.append((event, arguments))
+        sys.addaudithook(hook)
+        child.say(data)
+        outcomes = []
+        for _, future in promises:
+            for read in (
+                lambda: future.wait(LIMIT * 1000), lambda: future.value(),
+                lambda: dtorch_ops.wait_all([future]),
+                lambda: future.then(lambda f: f.value()).get(),
+                lambda: loop.run_until_complete(awaited(future)), lambda: future.get(),
+            ):
+                try:
+                    outcome = read()
+                except BaseException as error:
+                    outcome = type(error)
+            outcomes.append(outcome)
+        assert not [event for event in seen if event[0] == "pickle.find_class"], seen
+        assert not [a for e, a in seen if "of_the_peer" in str(a)], seen
+        assert "of_the_peer" not in sys.modules
+        remote = dtorch_ops.RemoteError
+        assert outcomes[2:8] == [
+            KeyError, OSError, torch.OutOfMemoryError, remote, remote, ValueError
+        ], outcomes
+        child.end()
+        loop.close()
+        """
+    )
+
+
+# ---- Tokens -------------------------------------------------------------------------------------
+
+# The bytes of a token, behind its prefix, two digits each.
+PID, START, NAMESPACE, MEMORY, NONCE = slice(0, 8), slice(8, 16), slice(16, 32), slice(32, 40), 48
+
+
+def changed(token: str, where: slice) -> str:
+    """The token with other numbers there."""
+    prefix, digits = token[:10], token[10:]
+    there = "".join("0123456789abcdef"[int(c, 16) ^ 1] for c in digits[where])
+    return prefix + digits[: where.start] + there + digits[where.stop :]
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        (START, "has ended"),  # a pid that lives, of another process than the owner
+        (NAMESPACE, "PID namespace"),
+        (slice(NONCE, NONCE + 2), "another mailbox"),
+    ],
+    ids=["start time", "namespace", "nonce"],
+)
+def test_a_token_of_another_process_than_the_living_one_is_refused(
+    peer: Peer, where: slice, said: str
+) -> None:
+    promise = Promise()
+    future = promise.get_future()
+    told = peer.call(producers.error_of_token, changed(promise.token(), where))
+    assert told.startswith("DTorchError: ") and said in told, told
+    with pytest.raises(TimeoutError):
+        future.wait(0)
+    peer.call(producers.set_full, promise, 2.0)
+    assert future.wait(LIMIT_MS).tolist() == [2.0] * 3
+
+
+def test_why_neither_backend_can_be_used_is_said() -> None:
+    """The shared memory cannot be reached, nor is there a network backend that could."""
+    for cls in (Promise, dtorch_ops.VoidPromise):
+        with pytest.raises(dtorch_ops.DTorchError) as refused:
+            cls.from_token(changed(cls().token(), NAMESPACE))
+        assert "another container" in str(refused.value)
+        assert re.search("network|RPC", str(refused.value))
+
+
+def test_tokens_full_of_garbage_harm_neither_end() -> None:
+    """Each is refused, or is a producer's like any other."""
+    check(
+        """
+        import random
+        rng = random.Random(3)
+        promise, future = pending()
+        kept, its_future = pending()
+        tokens = [promise.token(), kept.token()]
+        ends = {}
+        def producer(link):
+            for _ in range(3000):
+                digits = list(rng.choice(tokens))
+                for _ in range(rng.choice([1, 1, 1, 2, 5, 40])):
+                    digits[rng.randrange(10, len(digits))] = rng.choice("0123456789abcdef")
+                token = "".join(digits)
+                if token in tokens:
+                    continue
+                try:
+                    other = dtorch_ops.TensorPromise.from_token(token)
+                    other.is_pending()
+                    name = "taken"
+                except (ValueError, dtorch_ops.DTorchError) as error:
+                    name = type(error).__name__
+                ends[name] = ends.get(name, 0) + 1
+            say(link, pickle.dumps(ends))
+            hear(link)
+            dtorch_ops.TensorPromise.from_token(tokens[0]).set_value(torch.tensor(3.0))
+        child = forked(producer)
+        ends = pickle.loads(child.hear())
+        assert ends["DTorchError"] > 100 and ends["ValueError"] > 10, ends
+        assert not future.is_ready() and not its_future.is_ready()
+        child.say()
+        assert value_of(future).item() == 3.0
+        child.end()
+        kept.set_value(torch.ones(1))
+        value_of(its_future)
         """
     )

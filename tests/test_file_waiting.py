@@ -8,11 +8,13 @@ import random
 import signal
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import producers
 import pytest
+import torch
 from forked import check
 from futures import WAITS, blocked_in
 from helpers import Worker
@@ -127,6 +129,44 @@ def test_values_that_arrive_while_time_limits_pass(peer: Peer, threads: int) -> 
         for worker in workers:
             assert worker.finish() == [float(i) for i in range(40)]
         peer.finish()
+
+
+HUGE = [None, 2**31, 2**53, 2**62, 2**63, 2**200, 9.3e18, float("inf")]
+
+
+@pytest.mark.parametrize("ms", HUGE, ids=str)
+def test_a_huge_limit_is_no_overflow(peer: Peer, ms: Any) -> None:
+    for wait in (
+        lambda f: f.wait(ms),
+        lambda f: dtorch_ops.wait_all([f], ms)[0],
+        lambda f: next(dtorch_ops.as_completed([f], ms)).value(),
+    ):
+        promise, future = pending()
+        promise.token()
+        waiter = blocked_in(functools.partial(wait, future))
+        assert waiter.is_alive()
+        peer.call(producers.set_full, promise, 2.0)
+        assert waiter.finish().tolist() == [2.0] * 3  # type: ignore[attr-defined]
+
+
+def test_zero_only_looks_and_a_negative_limit_is_a_value_error() -> None:
+    promise, future = pending()
+    promise.token()
+    begin = time.monotonic()
+    for _ in range(100):
+        for look in (
+            lambda: future.wait(0),
+            lambda: dtorch_ops.wait_all([future], 0),
+            lambda: torch.ops.dtorch.wait_for(future, 0),
+        ):
+            with pytest.raises(TimeoutError):
+                look()
+    assert time.monotonic() - begin < 10, "300 looks have blocked"
+    for ms in (-1, -(2**200), float("nan")):
+        with pytest.raises(ValueError, match="timeout_ms"):
+            future.wait(ms)
+    promise.set_value(torch.ones(1))
+    assert future.wait(0).item() == 1
 
 
 def test_a_group_with_time_limits(peer: Peer) -> None:
@@ -252,6 +292,48 @@ def test_callbacks_that_block_on_each_other_in_turn(order: str) -> None:
     )
 
 
+def test_each_blocked_callback_costs_one_thread_until_it_returns() -> None:
+    """Those that come meanwhile are called all the same."""
+    check(
+        _SETTER
+        + textwrap.dedent("""
+        def threads():
+            return len(os.listdir("/proc/self/task"))
+        def set_all(promises):
+            setter.say(pickle.dumps([promise for promise, _ in promises]))
+        first = [pending()]
+        first[0][1].add_done_callback(lambda f: None)
+        set_all(first)
+        value_of(first[0][1])
+        listening = threads()
+        assert listening <= 2
+        for count in (1, 6, 20):
+            gate, entered = threading.Event(), threading.Semaphore(0)
+            def block(f, gate=gate, entered=entered):
+                entered.release()
+                gate.wait(LIMIT)
+            promises = [pending() for _ in range(count)]
+            for _, future in promises:
+                future.add_done_callback(block)
+            set_all(promises)
+            for _ in range(count):
+                assert entered.acquire(timeout=LIMIT), "a blocked callback holds up another"
+            assert threads() <= listening + count, (threads(), count)
+            others = [pending() for _ in range(100)]
+            called = threading.Semaphore(0)
+            for _, future in others:
+                future.add_done_callback(lambda f: called.release())
+            set_all(others)
+            for _ in others:
+                assert called.acquire(timeout=LIMIT)
+            assert threads() <= listening + count, (threads(), count)
+            gate.set()
+            until(lambda: threads() <= listening)
+        ended()
+        """)
+    )
+
+
 def test_a_callback_that_blocks_while_the_main_thread_waits(peer: Peer) -> None:
     for _ in range(20):
         first, second = pending(), pending()
@@ -271,6 +353,52 @@ def test_a_time_limit_on_a_child_whose_callback_blocks(peer: Peer) -> None:
         child.wait(20)
     peer.call(producers.set_many, [second[0]], 2.0)
     assert child.wait(LIMIT_MS).item() == 3.0
+
+
+# ---- While nothing happens ----------------------------------------------------------------------
+
+
+def test_thousands_that_are_outstanding_cost_no_core() -> None:
+    """With every way to wait for some of them; and then each gets its value."""
+    check(
+        _SETTER
+        + textwrap.dedent("""
+        promises = [pending() for _ in range(5000)]
+        futures = [future for _, future in promises]
+        data = pickle.dumps([promise for promise, _ in promises])
+        called = threading.Semaphore(0)
+        for future in futures[:1000]:
+            future.add_done_callback(lambda f: called.release())
+        group = dtorch_ops.collect_all(futures)
+        threads = [threading.Thread(target=wait, daemon=True) for wait in (
+            futures[0].wait, lambda: dtorch_ops.wait_all(futures), group.wait,
+            lambda: list(dtorch_ops.as_completed(futures)),
+        )]
+        for thread in threads:
+            thread.start()
+        async def main():
+            async def one(future):
+                return await future
+            tasks = [asyncio.ensure_future(one(future)) for future in futures[1000:2000]]
+            await asyncio.sleep(0.2)
+            count = len(os.listdir("/proc/self/task"))
+            before = time.process_time()
+            await asyncio.sleep(1)
+            used = time.process_time() - before
+            assert used < 0.02, f"{used} s of processor time in an idle second"
+            assert count <= 2 + len(threads), count
+            setter.say(data)
+            values = await asyncio.wait_for(asyncio.gather(*tasks), 20)
+            assert [v.item() for v in values] == [float(i) for i in range(1000, 2000)]
+        asyncio.run(main())
+        for thread in threads:
+            thread.join(20)
+            assert not thread.is_alive()
+        for _ in range(1000):
+            assert called.acquire(timeout=20)
+        ended()
+        """)
+    )
 
 
 def test_signals_stay_with_the_main_thread(peer: Peer) -> None:

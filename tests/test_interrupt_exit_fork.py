@@ -285,7 +285,8 @@ time_t time(time_t *result) {
 """
 
 
-def test_a_wall_clock_that_jumps_an_hour_changes_no_limit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("backend", ["memory", "file", "file, with a listener"])
+def test_a_wall_clock_that_jumps_an_hour_changes_no_limit(tmp_path: Path, backend: str) -> None:
     """Back, which would stretch a limit measured on it, and forward, which would end it."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     assert compiler, "the package is built with a C compiler, and so is this test"
@@ -294,12 +295,16 @@ def test_a_wall_clock_that_jumps_an_hour_changes_no_limit(tmp_path: Path) -> Non
     subprocess.run(
         [compiler, "-shared", "-fPIC", "-O1", "-o", shim, source, "-ldl"], check=True, timeout=60
     )
-    script = PRELUDE + textwrap.dedent("""
+    script = PRELUDE + textwrap.dedent(f"""
         import ctypes
         jump = ctypes.CDLL(None).jump
         jump.argtypes = [ctypes.c_long]
         promise = dtorch_ops.TensorPromise()
         future = promise.get_future()
+        if {backend!r} != "memory":
+            promise.token()
+        if "listener" in {backend!r}:
+            future.add_done_callback(lambda f: None)
         waits = [
             lambda: future.wait(300),
             lambda: dtorch_ops.wait_all([future], 300),

@@ -48,6 +48,56 @@ def test_another_user_cannot_open_the_memory() -> None:
     )
 
 
+@as_root
+def test_an_owner_that_is_not_dumpable_is_named() -> None:
+    """As one is on a hardened system: not even its own user may look at its descriptors."""
+    check(
+        """
+        import ctypes
+        def become_nobody():
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+        def owner(link):
+            become_nobody()
+            assert ctypes.CDLL(None).prctl(4, 0, 0, 0, 0) == 0  # PR_SET_DUMPABLE
+            promise, future = pending()
+            say(link, promise.token().encode())
+            hear(link)
+            promise.set_value(torch.ones(1))  # goes on
+            value_of(future)
+        def producer(link):
+            become_nobody()
+            error = error_of(lambda: dtorch_ops.TensorPromise.from_token(hear(link).decode()))
+            assert type(error) is dtorch_ops.DTorchError, repr(error)
+            assert "not dumpable" in str(error), error
+        owner, producer = forked(owner), forked(producer)
+        producer.say(owner.hear())
+        producer.end()
+        owner.say()
+        owner.end()
+        """
+    )
+
+
+@as_root
+def test_the_report_says_why_another_process_cannot_be_reached() -> None:
+    """Here in a PID namespace whose processes /proc does not show."""
+    command = ["unshare", "--pid", "--fork", sys.executable, "-m", "dtorch_ops"]
+    done = subprocess.run(
+        command,
+        env=os.environ | {"PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        cwd=ROOT,
+        check=False,
+    )
+    [line] = [line for line in done.stdout.splitlines() if "file backend" in line]
+    assert done.returncode == 1
+    assert line.startswith("NO ") and "/proc" in line, line
+
+
 def test_a_peer_cannot_shrink_the_memory() -> None:
     check(
         """

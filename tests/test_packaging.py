@@ -7,6 +7,7 @@ import fnmatch
 import importlib
 import importlib.metadata
 import inspect
+import json
 import os
 import pkgutil
 import re
@@ -729,6 +730,97 @@ def test_the_source_archive_holds_what_the_build_needs(tmp_path):
     assert set(tracked) - held == set()
 
 
+# ---- Building -----------------------------------------------------------------------------------
+
+# Stands for Python: says what it was called for, and makes what a virtual environment has.
+_FAKE_PYTHON = """#!/bin/sh
+echo "$@" >> {log}
+if [ "$2" = venv ]; then mkdir -p "$3/bin" && cp "$0" "$3/bin/python"; fi
+"""
+
+
+class Checkout:
+    """The files that the Makefile looks at, in a place where nothing is ever really built."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._log = folder / "log"
+        self._python = folder / "python"
+        self._python.write_text(_FAKE_PYTHON.format(log=self._log))
+        self._python.chmod(0o755)
+        for name in ("Makefile", "setup.py", "pyproject.toml"):
+            shutil.copy(ROOT / name, folder / name)
+        for name in ("csrc", "requirements"):
+            shutil.copytree(ROOT / name, folder / name)
+        for name in ("tests", "benchmarks", "examples", "dtorch_ops"):
+            (folder / name).mkdir()
+            (folder / name / "any.py").touch()
+
+    def make(self, *arguments: str) -> list[str]:
+        """What the commands of ``make`` were that call Python."""
+        self._log.write_text("")
+        command = ["make", f"PYTHON={self._python}", *arguments]
+        # Not what an outer make has in mind.
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("MAKE")}
+        subprocess.run(command, cwd=self.folder, env=environment, capture_output=True, check=True)
+        return self._log.read_text().splitlines()
+
+    def edit(self, name: str) -> None:
+        """Make the file newer than all that was made of it."""
+        later = max(p.stat().st_mtime for p in self.folder.rglob("*")) + 2
+        os.utime(self.folder / name, (later, later))
+
+
+def builds(commands: list[str]) -> bool:
+    return any("pip install" in command and "--editable ." in command for command in commands)
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+def test_make_builds_again_what_has_changed_and_nothing_else(tmp_path):
+    checkout = Checkout(tmp_path)
+    first = checkout.make("test-only", "ARGS=-k schema")
+    assert builds(first) and first[-1] == "-m pytest -k schema"
+    assert checkout.make("test-only", "ARGS=-k schema") == ["-m pytest -k schema"]
+    assert checkout.make("build") == []
+    for name in ("tests/any.py", "dtorch_ops/any.py", "csrc/README.md", "Makefile"):
+        checkout.edit(name)
+        assert checkout.make("test-only") == ["-m pytest"], name
+    for name in ("csrc/dtorch/dtorch.h", "csrc/python/module.cpp", "csrc/CMakeLists.txt"):
+        checkout.edit(name)
+        assert builds(checkout.make("test-only")), f"an edit of {name} is not seen"
+        assert checkout.make("build") == [], name
+
+
+def test_without_torch_the_build_says_in_one_line_what_to_do(tmp_path):
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path / name)
+    (tmp_path / "dtorch_ops").mkdir()
+    code = (
+        "import runpy, sys\n"
+        "sys.modules['torch'] = None\n"
+        "sys.argv = ['setup.py', 'bdist_wheel']\n"
+        "runpy.run_path('setup.py', run_name='__main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert "torch is not installed" in line and "--no-build-isolation" in line
+
+
+def test_the_sources_are_compiled_as_the_headers_of_torch_ask_for():
+    minor = ".".join(torch.__version__.split(".")[:2])
+    found = list(ROOT.glob(f"build/torch{minor}-{sys.implementation.cache_tag}/compile_c*.json"))
+    if not found:
+        pytest.skip("not built here")
+    commands = json.loads(found[0].read_text())
+    assert commands
+    for each in commands:
+        standards = re.findall(r"-std=(\S+)", each["command"])
+        assert standards and standards[-1] in ("c++20", "gnu++20"), each["command"]
+
+
 # ---- The report ---------------------------------------------------------------------------------
 
 
@@ -749,6 +841,8 @@ def test_the_report_says_what_a_bug_report_needs():
     assert (done.returncode, done.stderr) == (0, "")
     for fact in (dtorch_ops.__version__, torch.__version__, sys.version.split()[0], "cpu"):
         assert fact in done.stdout
+    built = dtorch_ops._build_info
+    assert f"torch {built.TORCH_VERSION}, {built.BUILD_TYPE}, CUDA" in done.stdout
     for part in ("operators", "memory", "await", "TorchScript", "file", "network"):
         [line] = [text for text in done.stdout.splitlines() if part in text]
         assert line[0] == "✓" or len(line.split(maxsplit=2)[2]) > 10, "a tick or the reason"

@@ -10,6 +10,7 @@ import pickle
 import queue
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -156,8 +157,59 @@ def test_on_a_command_line() -> None:
         "import sys, torch, dtorch_ops\n"
         "dtorch_ops.TensorPromise.from_token(sys.argv[1]).set_value(torch.arange(3.0))\n"
     )
-    subprocess.run([sys.executable, "-c", code, promise.token()], check=True, timeout=60, cwd=ROOT)
+    command = [sys.executable, "-W", "error", "-c", code, promise.token()]
+    done = subprocess.run(command, check=True, timeout=60, cwd=ROOT, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("", ""), "a resource tracker warns of leaks, say"
     assert future.wait(LIMIT_MS).tolist() == [0.0, 1.0, 2.0]
+
+
+class Holding(torch.nn.Module):
+    """Fulfils the promises that it brings along."""
+
+    def __init__(self, promise: Any, done: Any) -> None:
+        super().__init__()
+        self.promise = promise
+        self.done = done
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        torch.ops.dtorch.get_tensor(x * 2, self.promise)
+        torch.ops.dtorch.sync(self.done)
+        return x
+
+
+def run_saved(data: bytes) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        module = torch.jit.load(io.BytesIO(data))
+        module(torch.full((1000,), 3.0))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit")
+@pytest.mark.parametrize("made_by", ["dtorch_ops", "torch.classes"])
+def test_in_a_scripted_module_that_is_saved(peer: Peer, made_by: str) -> None:
+    """It is loaded, and run, by another process."""
+    place: Any = dtorch_ops if made_by == "dtorch_ops" else torch.classes.dtorch
+    promise, done = place.TensorPromise(), place.VoidPromise()
+    future = dtorch_ops.TensorFuture(torch.ops.dtorch.get_future(promise))
+    finished = dtorch_ops.VoidFuture(torch.ops.dtorch.get_future(done))
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.script(Holding(promise, done)), file)
+    peer.call(run_saved, file.getvalue())
+    assert future.wait(LIMIT_MS).unique().tolist() == [6.0]
+    assert finished.wait(LIMIT_MS) is None
+
+
+def test_torch_s_own_objects_of_the_classes(peer: Peer) -> None:
+    """As a scripted function makes them."""
+    for name, function in (("TensorPromise", producers.set_full), ("VoidPromise", None)):
+        promise = getattr(torch.classes.dtorch, name)()
+        future = dtorch_ops.Future(torch.ops.dtorch.get_future(promise))
+        if function is None:
+            peer.call(producers.set_void, promise)
+        else:
+            peer.call(function, promise, 2.0)
+        value = future.wait(LIMIT_MS)
+        assert value is None if name == "VoidPromise" else value.tolist() == [2.0] * 3
 
 
 # ---- Pools and queues ---------------------------------------------------------------------------

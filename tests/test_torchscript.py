@@ -605,6 +605,52 @@ class Mixed(torch.nn.Module):
         return torch.jit.wait(second)
 
 
+class Constant(torch.nn.Module):
+    """Depends on nothing but what it has of its own, which freezing makes constants of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.ones(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        torch.ops.dtorch.sync()
+        first = torch.ops.dtorch.get_tensor_async(self.weight, copy=True)
+        second = torch.ops.dtorch.get_tensor_async(self.weight, copy=True)
+        torch.jit.wait(first).zero_()
+        torch.ops.dtorch.collect_all([first, second])
+        return torch.jit.wait(second) + x
+
+
+class Unused(torch.nn.Module):
+    """Calls every operator, and uses no result."""
+
+    def forward(
+        self,
+        x: Tensor,
+        p: torch.classes.dtorch.TensorPromise,
+        first: torch.classes.dtorch.VoidPromise,
+        second: torch.classes.dtorch.VoidPromise,
+    ) -> Tensor:
+        f = torch.ops.dtorch.get_future(p)
+        torch.ops.dtorch.get_future(first)
+        torch.ops.dtorch.get_tensor(x, p)
+        torch.ops.dtorch.sync(first)
+        torch.ops.dtorch.sync(None, second)
+        torch.ops.dtorch.sync([x.device])
+        g = torch.ops.dtorch.get_tensor_async(x)
+        torch.ops.dtorch.is_ready(f)
+        torch.ops.dtorch.is_ready(f)
+        torch.ops.dtorch.wait_for(f, 1000)
+        torch.ops.dtorch.wait_for(f, 1000)
+        torch.ops.dtorch.wait_all([f, g])
+        torch.ops.dtorch.wait_all([f, g])
+        torch.ops.dtorch.collect_all([f, g])
+        torch.ops.dtorch.collect_all([f, g])
+        torch.ops.dtorch.collect_any([f])
+        torch.ops.dtorch.collect_any([f])
+        return x
+
+
 def profiled(module: torch.nn.Module, run: Callable[[object], None]) -> object:
     scripted = torch.jit.script(module.eval())
     for _ in range(5):
@@ -646,6 +692,25 @@ def run_mixed(module: object) -> None:
     done.get_future().wait(0)
 
 
+def run_constant(module: object) -> None:
+    for value in (1.0, 2.0):
+        assert module(torch.full((3,), value)).tolist() == [value + 1] * 3
+
+
+def run_unused(module: object) -> None:
+    promise, first, second = dtorch_ops.TensorPromise(), *(dtorch_ops.VoidPromise() for _ in "12")
+    module(torch.ones(2), promise, first, second)
+    assert promise.get_future().wait(0).tolist() == [1, 1]
+    first.get_future().wait(0)
+    second.get_future().wait(0)
+
+
+UNUSED = {
+    **{"get_future": 2, "get_tensor": 1, "get_tensor_async": 1, "sync": 3, "is_ready": 2},
+    **{"wait_for": 2, "wait_all": 2, "collect_all": 2, "collect_any": 2},
+}
+
+
 @stages
 @pytest.mark.parametrize(
     "module, run, kept",
@@ -653,8 +718,10 @@ def run_mixed(module: object) -> None:
         (Fulfil, run_fulfil, {"get_tensor": 1}),
         (Sync, run_sync, {"sync": 3}),
         (Mixed, run_mixed, {"get_tensor_async": 2, "get_tensor": 1, "sync": 1, "is_ready": 2}),
+        (Constant, run_constant, {"get_tensor_async": 2, "sync": 1, "collect_all": 1}),
+        (Unused, run_unused, UNUSED),
     ],
-    ids=["fulfil", "sync", "mixed"],
+    ids=["fulfil", "sync", "mixed", "constant", "unused"],
 )
 def test_effects_survive(stage, module, run, kept):
     with torch.no_grad():
