@@ -173,15 +173,11 @@ ERRORS: dict[str, Callable[[], BaseException]] = {
 }
 
 
-#: What the constructor of a builtin exception wants, where one text will not do.
+#: What the constructor of a builtin exception wants, where a text and a number will not do.
 _ARGUMENTS: dict[str, tuple[Any, ...]] = {
-    "UnicodeDecodeError": ("utf-8", b"\xff\x00", 0, 1, "invalid"),
+    **dict.fromkeys(("SyntaxError", "IndentationError", "TabError"), ("a text",)),
     "UnicodeEncodeError": ("ascii", "\u00e9", 0, 1, "not ascii"),
     "UnicodeTranslateError": ("\u00e9", 0, 1, "not here"),
-    **{
-        name: ("wrong", ("file.py", 3, 7, "a b\n", 3, 8))
-        for name in ("SyntaxError", "IndentationError", "TabError")
-    },
     "BaseExceptionGroup": ("group", [KeyboardInterrupt("k")]),
     "ExceptionGroup": ("group", [ValueError("v", 1), OSError(2, "o")]),
 }
@@ -194,25 +190,47 @@ def builtin_errors() -> dict[str, BaseException]:
         for each in vars(builtins).values()
         if isinstance(each, type) and issubclass(each, BaseException)
     ]
+    types.remove(UnicodeDecodeError)  # of bytes: below
     return {t.__name__: t(*_ARGUMENTS.get(t.__name__, ("a text", 7))) for t in types}
 
 
-def torch_errors() -> dict[str, BaseException]:
-    """One of each that torch offers its users, and that a text makes."""
-    places = (torch, torch.linalg, torch.jit, torch.distributed, torch.cuda)
-    types = {
-        each
-        for place in places
-        for each in vars(place).values()
-        if isinstance(each, type)
-        and issubclass(each, BaseException)
-        and each.__module__.split(".")[0] == "torch"
+def nested_errors() -> dict[str, BaseException]:
+    """Builtin ones whose arguments are Python's own values, and more than texts and numbers."""
+    location = ("file.py", 3, 7, "a b\n", 3, 8)
+    return {
+        "tuple": KeyError((1, "two")),
+        "tuple in a list": ValueError([(1, 2)]),
+        "bytes": KeyError(b"\xff"),
+        "complex": ValueError(1j),
+        "UnicodeDecodeError": UnicodeDecodeError("utf-8", b"\xff\x00", 0, 1, "invalid"),
+        "SyntaxError": SyntaxError("wrong", location),
     }
+
+
+_TORCH_ERRORS = {
+    torch: "AcceleratorError FatalError OutOfMemoryError",
+    torch.linalg: "LinAlgError",
+    torch.jit: "Error",
+    torch.distributed: "DistBackendError DistError DistNetworkError DistStoreError",
+}
+
+
+def torch_errors() -> dict[str, BaseException]:
+    """One of each that torch raises, where this torch has it."""
+    types = [
+        getattr(place, name)
+        for place, names in _TORCH_ERRORS.items()
+        for name in names.split()
+        if hasattr(place, name)
+    ]
     return {f"{t.__module__}.{t.__qualname__}": t("a text") for t in types}
 
 
+ERROR_GROUPS = {"builtin": builtin_errors, "nested": nested_errors, "torch": torch_errors}
+
+
 def set_errors(promises: dict[str, Any], group: str) -> None:
-    errors = builtin_errors() if group == "builtin" else torch_errors()
+    errors = ERROR_GROUPS[group]()
     for name, promise in promises.items():
         promise.set_exception(errors[name])
 

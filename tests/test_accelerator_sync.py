@@ -250,9 +250,7 @@ def test_ctrl_c_ends_every_wait_within_a_second_and_the_future_lives_on():
 
     def interrupt():
         asleep = 0
-        while (
-            asleep < 5
-        ):  # in its wait: the interpreter lock it has got meanwhile
+        while asleep < 5:  # in its wait: the interpreter lock it has got meanwhile
             time.sleep(0.01)
             with open(f"/proc/self/task/{os.getpid()}/stat") as stat:
                 asleep = asleep + 1 if stat.read().rpartition(")")[2].split()[0] == "S" else 0

@@ -176,6 +176,79 @@ def test_exit_with_promises_outstanding_is_clean() -> None:
     )
 
 
+# ---- Tensors that are more, or less, than their elements ----------------------------------------
+
+
+def check_sent_or_refused(make: str, expected: str, *words: str) -> None:
+    """A worker sets what ``make`` says: the consumer gets it, or the worker an error with words."""
+    check(
+        f"""
+        def worker(link):
+            promise = pickle.loads(hear(link))
+            value = {make}
+            try:
+                promise.set_value(value)
+            except (TypeError, ValueError, NotImplementedError) as error:
+                assert all(word in str(error) for word in {words!r}), error
+                say(link, b"refused")
+                promise.set_value(torch.ones(1))
+            else:
+                say(link, b"sent")
+        child = forked(worker)
+        promise, future = pending()
+        child.say(pickle.dumps(promise))
+        if child.hear() == b"sent":
+            assert {bool(expected)}, value_of(future)
+            assert torch.equal(value_of(future), {expected or None})
+        value_of(future)
+        child.end()
+        """
+    )
+
+
+@pytest.mark.xfail(strict=True, reason="the worker dies of a null pointer's bytes")
+def test_a_tensor_of_zeros_that_has_no_memory() -> None:
+    """As autograd makes them: a lazy kind, like the conjugate and the negative."""
+    check_sent_or_refused("torch._efficientzerotensor((2, 2))", "torch.zeros(2, 2)", "zero")
+
+
+@pytest.mark.xfail(strict=True, reason="an empty tensor arrives")
+def test_a_parameter_without_a_shape_is_refused_by_name() -> None:
+    check_sent_or_refused("torch.nn.UninitializedParameter()", "", "ninitialized")
+
+
+@pytest.mark.xfail(strict=True, reason="it is called a sparse one")
+def test_an_opaque_tensor_is_refused_by_name() -> None:
+    check_sent_or_refused("torch.ones(3).to_mkldnn()", "", "mkldnn", "to_dense")
+
+
+@pytest.mark.xfail(strict=True, reason="t.as_subclass(torch.Tensor) is named instead")
+def test_a_dtensor_is_refused_with_what_to_call_instead() -> None:
+    check_python(
+        """
+        import pickle
+        import torch.distributed as dist
+        from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+        promise = dtorch_ops.TensorPromise()
+        future = promise.get_future()
+        token = pickle.dumps(promise)
+        pid = os.fork()  # before there is a thread
+        if pid == 0:
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            t = distribute_tensor(torch.ones(2), init_device_mesh("cpu", (1,)), [Shard(0)])
+            promise = pickle.loads(token)
+            code = 1
+            try:
+                promise.set_value(t)
+            except TypeError as error:
+                words = ("DTensor", ".to_local()", ".full_tensor()")
+                code = 0 if all(word in str(error) for word in words) else 2
+            os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        """
+    )
+
+
 # ---- A consumer that is gone --------------------------------------------------------------------
 
 CALLS = {
@@ -284,7 +357,7 @@ def test_nothing_is_unpickled_or_imported_for_a_value_or_an_error(tmp_path: Path
         assert "of_the_peer" not in sys.modules
         remote = dtorch_ops.RemoteError
         assert outcomes[2:8] == [
-            KeyError, OSError, torch.OutOfMemoryError, remote, remote, ValueError
+            KeyError, FileNotFoundError, torch.OutOfMemoryError, remote, remote, ValueError
         ], outcomes
         child.end()
         loop.close()
