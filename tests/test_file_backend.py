@@ -183,12 +183,15 @@ def check_sent_or_refused(make: str, expected: str, *words: str) -> None:
     """A worker sets what ``make`` says: the consumer gets it, or the worker an error with words."""
     check(
         f"""
+        def resized(tensor, size):
+            tensor.untyped_storage().resize_(size)
+            return tensor
         def worker(link):
             promise = pickle.loads(hear(link))
             value = {make}
             try:
                 promise.set_value(value)
-            except (TypeError, ValueError, NotImplementedError) as error:
+            except (TypeError, ValueError, RuntimeError) as error:
                 assert all(word in str(error) for word in {words!r}), error
                 say(link, b"refused")
                 promise.set_value(torch.ones(1))
@@ -206,10 +209,23 @@ def check_sent_or_refused(make: str, expected: str, *words: str) -> None:
     )
 
 
-@pytest.mark.xfail(strict=True, reason="the worker dies of a null pointer's bytes")
-def test_a_tensor_of_zeros_that_has_no_memory() -> None:
-    """As autograd makes them: a lazy kind, like the conjugate and the negative."""
-    check_sent_or_refused("torch._efficientzerotensor((2, 2))", "torch.zeros(2, 2)", "zero")
+WITHOUT_MEMORY = {
+    # A lazy kind, like the conjugate and the negative.
+    "zeros as autograd makes them": ("torch._efficientzerotensor((2, 2))", "torch.zeros(2, 2)"),
+    "a functional tensor": ("torch._to_functional_tensor(torch.ones(3))", "torch.ones(3)"),
+    # As what shards a model leaves of its parameters.
+    "memory that was freed": ("resized(torch.ones(3), 0)", ""),
+    "a large one that was freed": ("resized(torch.ones(100_000), 0)", ""),
+    "memory that was cut short": ("resized(torch.ones(10), 24)", ""),
+    "a large one that was cut short": ("resized(torch.ones(100_000), 24)", ""),
+}
+
+
+@pytest.mark.xfail(strict=True, reason="the worker reads where the tensor has no memory")
+@pytest.mark.parametrize(("make", "expected"), WITHOUT_MEMORY.values(), ids=WITHOUT_MEMORY.keys())
+def test_a_tensor_without_the_memory_of_its_elements(make: str, expected: str) -> None:
+    """It works or is refused; it neither ends the worker, nor sends what lies beyond."""
+    check_sent_or_refused(make, expected, "tensor")
 
 
 @pytest.mark.xfail(strict=True, reason="an empty tensor arrives")
