@@ -9,6 +9,7 @@ import functools
 import os
 import queue
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -288,10 +289,20 @@ def test_groups_and_await(backend: Backend) -> None:
     assert sorted(f.value()[0].item() for f in completed) == expected
 
 
-def test_a_group_fails_while_others_are_pending(backend: Backend) -> None:
+@pytest.mark.parametrize("failed_first", [True, False])
+@pytest.mark.parametrize("group", ["wait_all", "collect_all", "operator"])
+def test_a_group_fails_while_others_are_pending(
+    backend: Backend, group: str, failed_first: bool
+) -> None:
     kept, never = pending()
     promise, future = pending()
-    waiter = blocked_in(lambda: dtorch_ops.wait_all([never, future]))
+    members = [future, never] if failed_first else [never, future]
+    wait: dict[str, Callable[[], Any]] = {
+        "wait_all": lambda: dtorch_ops.wait_all(members),
+        "collect_all": lambda: dtorch_ops.collect_all(members).get(),
+        "operator": lambda: torch.ops.dtorch.wait_all(members),
+    }
+    waiter = blocked_in(wait[group])
     backend.call(producers.set_error, promise, "key")
     with pytest.raises(KeyError):
         waiter.finish()
@@ -308,6 +319,29 @@ def test_a_time_limit_leaves_the_future_alone(backend: Backend) -> None:
     assert not future.is_ready() and future.valid()
     backend.call(producers.set_full, promise, 1.0)
     assert future.wait(LIMIT_MS).tolist() == [1.0] * 3
+
+
+def test_a_limit_ends_the_wait_in_time(backend: Backend) -> None:
+    """A least time, and not much more: the best of some, for the machine may be busy."""
+    promise, future = pending()
+    if backend.crosses:
+        promise.token()
+    for wait in (
+        lambda: future.wait(50),
+        lambda: dtorch_ops.wait_all([future], 50),
+        lambda: torch.ops.dtorch.wait_for(future, 50),
+        lambda: next(dtorch_ops.as_completed([future], 50)),
+    ):
+        took = []
+        for _ in range(5):
+            start = time.monotonic()
+            with pytest.raises(TimeoutError):
+                wait()
+            took.append(time.monotonic() - start)
+        assert 0.05 <= min(took) < 0.25, took
+    assert not future.is_ready() and future.valid()
+    promise.set_value(torch.tensor(2.0))
+    assert future.get().item() == 2.0
 
 
 # ---- Errors -------------------------------------------------------------------------------------

@@ -121,6 +121,18 @@ def test_wrong_arguments_end_the_program() -> None:
     assert "--epochs: expected an integer from 1 to 1000, got '-1'" in done.stderr
 
 
+def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    from digits.options import parse_options
+
+    with pytest.raises(SystemExit) as ended:
+        parse_options(["--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    for option in ("--epochs", "--batch-size", "--clients", "--seed", "--output"):
+        assert option in shown.out
+
+
 def test_checking_the_output_leaves_what_is_there(tmp_path: Path) -> None:
     from digits.options import parse_options
 

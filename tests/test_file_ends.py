@@ -255,6 +255,55 @@ def test_so_do_those_that_a_forked_child_has_inherited(leave: str) -> None:
     assert said == "handler done\n" * 2
 
 
+@pytest.mark.parametrize("how", ["os.fork", "multiprocessing"])
+def test_a_worker_fulfils_promises_in_its_handlers_too(how: str) -> None:
+    """In those that were registered before our import; multiprocessing has its own for them."""
+    fresh.check(
+        f"""
+        import atexit, multiprocessing, multiprocessing.util, pickle, warnings
+        warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
+        read, write = os.pipe()
+        def work():
+            os.close(write)
+            def at_exit():
+                for number, promise in enumerate(promises):
+                    promise.set_value(torch.full((50_000,), float(number)))
+            if {how!r} == "os.fork":
+                atexit.register(at_exit)
+            else:
+                multiprocessing.util.Finalize(None, at_exit, exitpriority=1)
+            import dtorch_ops
+            with open(read, "rb") as pipe:
+                promises = pickle.load(pipe)
+        if {how!r} == "os.fork":
+            pid = os.fork()
+            if pid == 0:
+                work()
+                sys.exit(0)
+        else:
+            process = multiprocessing.get_context("fork").Process(target=work)
+            process.start()
+        os.close(read)
+        import dtorch_ops
+        promises = [dtorch_ops.TensorPromise() for _ in range(10)]
+        futures = [promise.get_future() for promise in promises]
+        with open(write, "wb") as pipe:
+            pickle.dump(promises, pipe)
+        del promises
+        for number, value in enumerate(dtorch_ops.wait_all(futures, 10_000)):
+            assert value.unique().tolist() == [number]
+        if {how!r} == "os.fork":
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        else:
+            process.join(10)
+            assert process.exitcode == 0
+        """,
+        prelude="import os, sys\nimport torch\n",
+        runs=4,
+        timeout=15,
+    )
+
+
 @pytest.mark.parametrize(
     ("end", "exit_code"),
     [("raise ValueError('unhandled')", 1), ("sys.exit(7)", 7), ("os._exit(8)", 8)],

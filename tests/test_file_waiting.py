@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import random
@@ -15,6 +16,7 @@ from typing import Any
 import producers
 import pytest
 import torch
+import uvloop
 from forked import check
 from futures import WAITS, blocked_in
 from helpers import Worker
@@ -35,6 +37,19 @@ def peer() -> Iterator[Peer]:
 def pending() -> tuple[Any, Any]:
     promise = Promise()
     return promise, promise.get_future()
+
+
+_SETTER = """
+def setter(link):
+    while data := hear(link):
+        for index, promise in enumerate(pickle.loads(data)):
+            promise.set_value(torch.tensor(float(index)))
+setter = forked(setter)
+
+def ended():
+    setter.say(b"")
+    setter.end()
+"""
 
 
 # ---- Threads ------------------------------------------------------------------------------------
@@ -100,6 +115,80 @@ def test_a_broken_promise_wakes_waiters_and_callbacks(peer: Peer) -> None:
         with pytest.raises(dtorch_ops.BrokenPromiseError):
             worker.finish()
     assert called.wait(20)
+
+
+# ---- Event loops --------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def loop(request: pytest.FixtureRequest) -> Iterator[asyncio.AbstractEventLoop]:
+    made = asyncio.new_event_loop() if request.param == "asyncio" else uvloop.new_event_loop()
+    yield made
+    made.close()
+
+
+def test_as_completed_of_what_another_process_fulfils(
+    peer: Peer, loop: asyncio.AbstractEventLoop
+) -> None:
+    promises = [pending() for _ in range(100)]
+    futures = [future for _, future in promises]
+
+    async def main() -> list[float]:
+        peer.start(producers.set_many, [promise for promise, _ in promises])
+        return [f.value().item() async for f in dtorch_ops.as_completed(futures, LIMIT_MS)]
+
+    assert sorted(loop.run_until_complete(main())) == [float(i) for i in range(100)]
+    peer.finish()
+
+
+def test_a_cancelled_await_leaves_the_future_alone(
+    peer: Peer, loop: asyncio.AbstractEventLoop
+) -> None:
+    promise, future = pending()
+    peer.call(producers.hold, promise)
+
+    async def main() -> float:
+        for _ in range(3):
+            task = asyncio.ensure_future(future)
+            await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(future, 0.01)
+        assert not future.is_ready() and future.valid()
+        waiting = asyncio.gather(future, future)
+        peer.start(producers.set_held)
+        first, second = await asyncio.wait_for(waiting, LIMIT_MS / 1000)
+        assert first is second
+        return first.item()
+
+    assert loop.run_until_complete(main()) == 0.0
+    assert peer.finish() == "none"
+    peer.call(producers.release)
+
+
+def test_a_loop_that_was_closed_before_the_value_came_is_no_error() -> None:
+    """It is the listening thread that finds it closed."""
+    check(
+        _SETTER
+        + textwrap.dedent("""
+        promise, future = pending()
+        loop = asyncio.new_event_loop()
+        async def wait():
+            await future
+        task = loop.create_task(wait())
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+        called = threading.Event()
+        future.add_done_callback(lambda f: called.set())
+        setter.say(pickle.dumps([promise]))
+        assert called.wait(LIMIT)
+        assert future.get().item() == 0
+        task._log_destroy_pending = False
+        ended()
+        """)
+    )
 
 
 # ---- Time limits --------------------------------------------------------------------------------
@@ -224,19 +313,6 @@ def test_ctrl_c_and_then_the_value(wait: str) -> None:
 
 
 # ---- Callbacks that block -----------------------------------------------------------------------
-
-
-_SETTER = """
-def setter(link):
-    while data := hear(link):
-        for index, promise in enumerate(pickle.loads(data)):
-            promise.set_value(torch.tensor(float(index)))
-setter = forked(setter)
-
-def ended():
-    setter.say(b"")
-    setter.end()
-"""
 
 
 @pytest.mark.parametrize("nested", [False, True], ids=["side by side", "and nested"])

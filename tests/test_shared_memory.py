@@ -588,6 +588,47 @@ def test_a_future_that_is_dropped_is_told_to_the_producer() -> None:
     )
 
 
+def test_a_value_that_nobody_has_read_goes_with_its_future() -> None:
+    """Whether it came before the future was dropped, or while it was."""
+    check(
+        """
+        def worker(link):
+            while data := hear(link):
+                promise = pickle.loads(data)
+                say(link)
+                try:
+                    promise.set_value(torch.ones(100_000))
+                except dtorch_ops.DTorchError as error:
+                    assert "nobody waits for it any more" in str(error), error
+                del promise
+                say(link)
+            until(lambda: dtorch_ops.stats()["live_bytes"] == 0)
+            say(link, pickle.dumps(dtorch_ops.stats()))
+        child = forked(worker)
+        for number in range(200):
+            promise, future = pending()
+            child.say(pickle.dumps(promise))
+            del promise
+            child.hear()
+            if number % 2:
+                child.hear()
+                assert future.is_ready()
+                del future
+            else:
+                for _ in range(number):
+                    pass
+                del future
+                child.hear()
+        child.say(b"")
+        there = pickle.loads(child.hear())
+        child.end()
+        assert there["held"] == 0 and there["cached_bytes"] < 10 * 450_000, there
+        here = dtorch_ops.stats()
+        assert here["outstanding"] == here["received_bytes"] == 0, here
+        """
+    )
+
+
 def test_thousands_of_kept_tensors_under_a_limit_of_descriptors() -> None:
     check_with_a_worker(
         """

@@ -1,4 +1,4 @@
-"""What ``torch.distributed.rpc`` and this plugin make of each other's futures and promises.
+"""What ``torch.distributed`` and this plugin make of each other's futures and promises.
 
 The network backend is to come: the two processes here are of one machine.
 """
@@ -13,8 +13,10 @@ from helpers import check_python
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available() or not torch.distributed.rpc.is_available(),
-    reason="this torch has no RPC",
+    reason="this torch has no distributed package, or no RPC",
 )
+
+# ---- RPC ----------------------------------------------------------------------------------------
 
 # Workers 0 and 1; what a call runs must be found by its name, in a module.
 _PRELUDE = """
@@ -216,4 +218,61 @@ def test_a_promise_is_an_argument_of_a_call() -> None:
         assert future.wait(10_000).unique().tolist() == [5]
         """,
         two=True,
+    )
+
+
+# ---- Collectives --------------------------------------------------------------------------------
+
+_GROUP = """
+import torch.distributed as dist
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+"""
+
+
+def test_the_future_of_a_collective() -> None:
+    check_python(
+        _GROUP
+        + textwrap.dedent("""
+        t = torch.ones(3)
+        start = lambda: dist.all_reduce(t, async_op=True).get_future()
+        async def main():
+            return await asyncio.wait_for(start(), 20)
+        assert asyncio.run(main())[0].tolist() == [1, 1, 1]
+        assert dtorch_ops.wait_all([start(), start()], 20_000)[1][0].tolist() == [1, 1, 1]
+        assert dtorch_ops.Future(start()).then(lambda f: f.value()[0] + 1).get().tolist() == [2] * 3
+        dist.destroy_process_group()
+        """)
+    )
+
+
+def test_a_hook_of_data_parallel_training_returns_a_chain_of_ours() -> None:
+    check_python(
+        _GROUP
+        + textwrap.dedent("""
+        def trained(hook):
+            layer = torch.nn.Linear(3, 1, bias=False)
+            model = torch.nn.parallel.DistributedDataParallel(layer)
+            model.register_comm_hook(None, hook)
+            model(torch.ones(2, 3)).sum().backward()
+            return layer.weight.grad.tolist()
+
+        def later(state, bucket):
+            promise = dtorch_ops.TensorPromise()
+            threading.Timer(0.05, promise.set_value, (bucket.buffer() * 3,)).start()
+            return promise.get_future().then(lambda f: f.value())
+
+        def fails(state, bucket):
+            promise = dtorch_ops.TensorPromise()
+            promise.set_exception(KeyError("of the hook"))
+            return promise.get_future().then(lambda f: f.value())
+
+        assert trained(later) == [[6, 6, 6]]
+        try:
+            trained(fails)
+        except Exception as error:
+            assert "of the hook" in str(error), error
+        else:
+            raise AssertionError("an error became a gradient")
+        dist.destroy_process_group()
+        """)
     )
