@@ -315,12 +315,15 @@ def set_when_told(promise: Promise, ready: str, go: str) -> str:
     return error_of_set(promise)
 
 
-def error_of_get_future(promise: Any) -> str:
-    try:
-        promise.get_future()
-    except dtorch_ops.DTorchError as error:
-        return str(error)
-    return "none"
+def errors_of_get_future(promise: Any) -> list[str]:
+    said = []
+    for get_future in (promise.get_future, lambda: torch.ops.dtorch.get_future(promise)):
+        try:
+            get_future()
+            said.append("none")
+        except dtorch_ops.DTorchError as error:
+            said.append(str(error))
+    return said
 
 
 def error_of_cancel(promise: Any) -> str:

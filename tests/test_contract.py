@@ -252,6 +252,43 @@ def test_whoever_is_blocked_is_woken(backend: Backend, way: str) -> None:
         waiter.finish()
 
 
+#: Those of torch itself, which know nothing of where a value comes from.
+STOCK_WAITS: dict[str, Callable[[Any], Any]] = {
+    "Future.wait": lambda f: torch._C.Future.wait(f),
+    "Future.then": lambda f: torch._C.Future.then(f, lambda g: torch._C.Future.wait(g)).wait(),
+    "wait_all": lambda f: torch.futures.wait_all([f])[0],
+    "collect_all": lambda f: torch.futures.collect_all([f]).wait()[0].wait(),
+    "get_future": lambda f: f.wait(),  # the bare one, of the operator
+    "wait_all operator": lambda f: torch.ops.dtorch.wait_all([f])[0],
+    "collect_any operator": lambda f: torch.ops.dtorch.collect_any([f]).wait(),
+    "script": lambda f: compiled_wait()(f),
+}
+
+
+@pytest.mark.parametrize("way", STOCK_WAITS)
+def test_whoever_is_blocked_in_torch_is_woken(backend: Backend, way: str) -> None:
+    def started() -> tuple[Any, Any]:
+        promise, future = pending()
+        if way == "get_future":
+            future = torch.ops.dtorch.get_future(promise)
+        return promise, blocked_in(lambda: STOCK_WAITS[way](future))
+
+    compiled_wait()
+    promise, waiter = started()
+    backend.call(producers.set_full, promise, 3.0)
+    assert waiter.finish().tolist() == [3.0] * 3
+    promise, waiter = started()
+    backend.call(producers.set_error, promise, "value")
+    with pytest.raises((ValueError, RuntimeError), match="v"):
+        waiter.finish()
+    promise, waiter = started()
+    backend.start(producers.drop, promise)
+    del promise
+    backend.finish()
+    with pytest.raises(RuntimeError, match=r"without a value|dropped"):
+        waiter.finish()
+
+
 def test_callbacks_and_chains(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda u: told.append(u.exc_type))
@@ -528,8 +565,8 @@ def test_the_owner_is_first_and_the_producer_is_told(
 @crossing
 def test_the_future_stays_with_the_owner(backend: Backend) -> None:
     promise, future = pending()
-    said = backend.call(producers.error_of_get_future, promise)
-    assert "unpickled" in said and "fork" in said
+    for said in backend.call(producers.errors_of_get_future, promise):
+        assert "unpickled" in said and "fork" in said
     with pytest.raises(BrokenPromiseError):
         future.wait(LIMIT_MS)
     promise, future = pending()

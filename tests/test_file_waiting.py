@@ -18,7 +18,7 @@ import pytest
 import torch
 import uvloop
 from forked import check
-from futures import WAITS, blocked_in
+from futures import WAITS, assert_memory_stays_flat, blocked_in
 from helpers import Worker
 from peer import Peer
 from producers import Promise
@@ -291,18 +291,19 @@ def test_ctrl_c_and_then_the_value(wait: str) -> None:
                 time.sleep(0.005)
                 with open(stat) as file:
                     asleep = asleep + 1 if file.read().rpartition(")")[2].split()[0] == "S" else 0
+            say(link, repr(time.monotonic()).encode())
             os.kill(os.getppid(), signal.SIGINT)
             hear(link)
             promise.set_value(torch.tensor(5.0))
         child = forked(worker)
         promise, future = pending()
         child.say(pickle.dumps(promise))
-        start = time.monotonic()
         try:
             {wait}
             raise AssertionError("not interrupted")
         except KeyboardInterrupt:
-            pass
+            now = time.monotonic()
+        assert now - float(child.hear()) < 1
         assert not future.is_ready() and future.valid()
         child.say()
         assert future.wait(LIMIT * 1000).item() == 5.0
@@ -430,6 +431,52 @@ def test_a_time_limit_on_a_child_whose_callback_blocks(peer: Peer) -> None:
     assert child.wait(LIMIT_MS).item() == 3.0
 
 
+# ---- What is left -------------------------------------------------------------------------------
+
+
+def _timed_out(future: Any) -> None:
+    for wait in (
+        lambda: future.wait(0.001),
+        lambda: dtorch_ops.wait_all([future], 0),
+        lambda: next(dtorch_ops.as_completed([future], 0)),
+        lambda: torch.ops.dtorch.wait_for(future, 0),
+    ):
+        with pytest.raises(TimeoutError):
+            wait()
+
+
+async def _cancelled(future: Any) -> None:
+    task = asyncio.ensure_future(future)
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+@pytest.mark.parametrize("way", ["timed out", "cancelled", "group", "promises"])
+def test_waits_that_came_to_nothing_leave_nothing(way: str) -> None:
+    promise, future = pending()
+    promise.token()
+    loop = asyncio.new_event_loop()
+
+    def made_and_dropped() -> None:
+        mine, its_future = pending()
+        mine.token()
+        with pytest.raises(TimeoutError):
+            its_future.wait(0)
+
+    steps = {
+        "timed out": lambda: _timed_out(future),
+        "cancelled": lambda: loop.run_until_complete(_cancelled(future)),
+        "group": lambda: dtorch_ops.collect_any([dtorch_ops.collect_all([future]), future]),
+        "promises": made_and_dropped,
+    }
+    assert_memory_stays_flat(steps[way], 1000)
+    loop.close()
+    promise.set_value(torch.ones(1))
+    assert future.get().item() == 1
+
+
 # ---- While nothing happens ----------------------------------------------------------------------
 
 
@@ -451,15 +498,22 @@ def test_thousands_that_are_outstanding_cost_no_core() -> None:
         )]
         for thread in threads:
             thread.start()
+        def switches():
+            total = 0
+            for task in os.listdir("/proc/self/task"):
+                with open(f"/proc/self/task/{task}/status") as status:
+                    total += sum(int(line.split()[1]) for line in status if "ctxt_switches" in line)
+            return total
         async def main():
             async def one(future):
                 return await future
             tasks = [asyncio.ensure_future(one(future)) for future in futures[1000:2000]]
             await asyncio.sleep(0.2)
             count = len(os.listdir("/proc/self/task"))
-            before = time.process_time()
+            before, woken = time.process_time(), switches()
             await asyncio.sleep(1)
-            used = time.process_time() - before
+            used, woken = time.process_time() - before, switches() - woken
+            assert woken < 50, f"{woken} times a thread was woken in an idle second"
             assert used < 0.02, f"{used} s of processor time in an idle second"
             assert count <= 2 + len(threads), count
             setter.say(data)

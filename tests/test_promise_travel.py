@@ -332,6 +332,60 @@ def test_passed_on_and_dropped_breaks_it(peer: Peer, forked_peer: Peer) -> None:
         future.wait(LIMIT_MS)
 
 
+def test_unpickled_and_dropped_at_once(peer: Peer) -> None:
+    for end in (load_and_forget, load_twice_and_forget):
+        promise, future = pending()
+        peer.call(end, pickle.dumps(promise))
+        with pytest.raises(dtorch_ops.BrokenPromiseError):
+            future.wait(LIMIT_MS)
+
+
+def load_and_forget(data: bytes) -> None:
+    pickle.loads(data)
+
+
+def load_twice_and_forget(data: bytes) -> None:
+    first, second = pickle.loads(data), pickle.loads(data)
+    del first
+    assert second.is_pending()
+
+
+@pytest.mark.parametrize("end", ["set", "drop", "kill"])
+def test_inherited_by_a_fork_and_passed_on_from_there(end: str) -> None:
+    """To one that was forked before the promise was made; the child that passed it on ends."""
+    check(
+        f"""
+        def last(link):
+            promise = pickle.loads(hear(link))
+            assert promise.is_pending()
+            say(link)
+            hear(link)
+            if {end!r} == "set":
+                promise.set_value(torch.arange(1000.0))
+            if {end!r} == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+        last = forked(last)
+        promise, future = pending()
+        def child(link):
+            say(link, pickle.dumps(promise))
+        child = forked(child)
+        data = child.hear()
+        child.end()
+        del promise
+        assert not future.is_ready()
+        last.say(data)
+        last.hear()
+        assert not future.is_ready()
+        last.say()
+        if {end!r} == "set":
+            assert torch.equal(value_of(future), torch.arange(1000.0))
+        else:
+            broken(future)
+        last.end(-signal.SIGKILL if {end!r} == "kill" else 0)
+        """
+    )
+
+
 def load_and_drop(data: bytes) -> None:
     assert pickle.loads(data).is_pending()
 
