@@ -232,19 +232,27 @@ def test_every_way_of_reading_gives_the_value(backend: Backend) -> None:
     assert future.get().tolist() == [3.0] * 3
 
 
+#: Whether a promise has been pickled before anybody waits: then it is waited for where it is set.
+pickled_first = pytest.mark.parametrize("pickled", [False, True], ids=["", "pickled first"])
+
+
+@pickled_first
 @pytest.mark.parametrize("way", WAITS)
-def test_whoever_is_blocked_is_woken(backend: Backend, way: str) -> None:
-    promise, future = pending()
-    waiter = blocked_in(lambda: WAITS[way](future))
+def test_whoever_is_blocked_is_woken(backend: Backend, way: str, pickled: bool) -> None:
+    def started() -> tuple[Any, Any]:
+        promise, future = pending()
+        if pickled and backend.crosses:
+            promise.token()
+        return promise, blocked_in(lambda: WAITS[way](future))
+
+    promise, waiter = started()
     backend.call(producers.set_full, promise, 3.0)
-    assert waiter.finish().tolist() == [3.0] * 3  # type: ignore[attr-defined]
-    promise, future = pending()
-    waiter = blocked_in(lambda: WAITS[way](future))
+    assert waiter.finish().tolist() == [3.0] * 3
+    promise, waiter = started()
     backend.call(producers.set_error, promise, "value")
     with pytest.raises(ValueError, match="v"):
         waiter.finish()
-    promise, future = pending()
-    waiter = blocked_in(lambda: WAITS[way](future))
+    promise, waiter = started()
     backend.start(producers.drop, promise)
     del promise
     backend.finish()
@@ -265,10 +273,13 @@ STOCK_WAITS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+@pickled_first
 @pytest.mark.parametrize("way", STOCK_WAITS)
-def test_whoever_is_blocked_in_torch_is_woken(backend: Backend, way: str) -> None:
+def test_whoever_is_blocked_in_torch_is_woken(backend: Backend, way: str, pickled: bool) -> None:
     def started() -> tuple[Any, Any]:
         promise, future = pending()
+        if pickled and backend.crosses:
+            promise.token()
         if way == "get_future":
             future = torch.ops.dtorch.get_future(promise)
         return promise, blocked_in(lambda: STOCK_WAITS[way](future))
