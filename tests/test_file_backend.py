@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -226,6 +227,66 @@ WITHOUT_MEMORY = {
 def test_a_tensor_without_the_memory_of_its_elements(make: str, expected: str) -> None:
     """It works or is refused; it neither ends the worker, nor sends what lies beyond."""
     check_sent_or_refused(make, expected, "tensor")
+
+
+# Where the worker is as it sets a plain tensor, whose elements have to be gathered or resolved.
+WITHIN = {
+    "fake mode": """
+        from torch._subclasses import FakeTensorMode
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            set_all()
+    """,
+    "grad": "torch.func.grad(lambda x: (set_all(), x.sum())[1])(torch.ones(2))",
+    "trace": """
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.jit.trace(lambda x: (set_all(), x + 1)[1], torch.ones(2), check_trace=False)
+    """,
+    "no_grad": """
+        with torch.no_grad(), torch.inference_mode():
+            set_all()
+    """,
+}
+WITHIN_CASES = [
+    name
+    if name == "no_grad"
+    else pytest.param(
+        name,
+        marks=pytest.mark.xfail(
+            strict=True, reason="the copy into the shared memory is seen by what watches operators"
+        ),
+    )
+    for name in WITHIN
+]
+
+
+@pytest.mark.parametrize("within", WITHIN_CASES)
+def test_sending_is_no_operation_that_modes_transforms_or_traces_see(within: str) -> None:
+    check(
+        """
+        complex = torch.tensor([1 + 2j, 3 - 4j])
+        VALUES = [
+            torch.arange(6.0), torch.arange(6.0).reshape(2, 3).t(), complex.conj(),
+            torch.arange(1_000_000.0).reshape(1000, 1000).t(), torch.tensor(2.0).expand(300, 300),
+        ]
+        def worker(link):
+            promises = pickle.loads(hear(link))
+            def set_all():
+                for promise, value in zip(promises, VALUES):
+                    promise.set_value(value)
+        """
+        + textwrap.indent(textwrap.dedent(WITHIN[within]), " " * 12)
+        + """
+        child = forked(worker)
+        ends = [pending() for _ in VALUES]
+        child.say(pickle.dumps([promise for promise, _ in ends]))
+        futures = [future for _, future in ends]
+        del ends
+        for value, future in zip(VALUES, futures):
+            assert torch.equal(value_of(future), value.resolve_conj())
+        child.end()
+        """
+    )
 
 
 @pytest.mark.xfail(strict=True, reason="an empty tensor arrives")
