@@ -236,7 +236,9 @@ WITHIN = {
         with FakeTensorMode(allow_non_fake_inputs=True):
             set_all()
     """,
-    "grad": "torch.func.grad(lambda x: (set_all(), x.sum())[1])(torch.ones(2))",
+    "grad": """
+        torch.func.grad(lambda x: (set_all(), x.sum())[1])(torch.ones(2))
+    """,
     "trace": """
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
