@@ -97,6 +97,33 @@ def error_of_set(promise: Promise) -> str:
     return "none"
 
 
+def set_on_accelerator(promises: list[Promise], first: float, size: int) -> None:
+    """Each with a value that the device is still computing, of the accelerator that tests run on.
+
+    Not forked: this process has its own.
+    """
+    import accelerators
+
+    accelerators.install()
+    for index, promise in enumerate(promises):
+        tensor = torch.zeros(size, device=accelerators.DEVICES[-1])
+        accelerators.keep_busy(5)
+        promise.set_value(tensor.fill_(first + index))
+        tensor.fill_(-1)  # later, and not seen
+        del tensor
+
+
+def set_on_a_stuck_stream(promise: Promise) -> None:
+    """Stays until it is killed."""
+    import accelerators
+
+    accelerators.install()
+    tensor = torch.zeros(3, device=accelerators.DEVICE)
+    accelerators.hold(accelerators.DEVICE)
+    promise.set_value(tensor.add_(1))
+    threading.Event().wait()
+
+
 # ---- Ends without a value -----------------------------------------------------------------------
 
 

@@ -1,6 +1,6 @@
 """The first use of an accelerator, the end of the process, and forks, with work pending.
 
-On the fake accelerator, each test in a process of its own (on_fake.py).
+On the fake accelerator, or CUDA; each test in a process of its own (on_accelerator.py).
 """
 
 from __future__ import annotations
@@ -12,20 +12,7 @@ import threading
 import fake_accelerator as fake
 import pytest
 import torch
-from on_fake import (
-    BARE_PRELUDE,
-    LIMIT,
-    LIMIT_MS,
-    Worker,
-    assert_pending,
-    current_stream,
-    error_of,
-    forked,
-    new_streams,
-    on_fake,
-    our_threads,
-    value_of,
-)
+from on_accelerator import *  # noqa: F403
 
 import dtorch_ops
 
@@ -37,27 +24,27 @@ pytestmark = pytest.mark.timeout(600)  # the first one may have to build the fak
 
 @pytest.mark.parametrize("leave", ["end", "sys.exit", "exception", "thread"])
 @pytest.mark.parametrize("stuck", ["held", "lost"])
-@on_fake(timeout=8, runs=2)
+@on_fake(DELAYS, timeout=8, runs=2)
 def test_the_process_ends_with_futures_pending(stuck, leave):
     global kept
-    tensor = torch.ones(3, device="fake")
+    tensor = torch.ones(3, device=DEVICE)
     streams = [current_stream(), *new_streams(3)]
     kept = []
     for stream in streams:
         if stuck == "held":
-            fake.hold(stream)
+            hold(stream)
         else:
             fake.lose_next_event()
         with stream:
             kept += [dtorch_ops.to_torch_async(tensor) for _ in range(20)]
             kept.append(dtorch_ops.to_torch_async(tensor, copy=True))
-            kept.append(dtorch_ops.sync_future("fake"))
+            kept.append(dtorch_ops.sync_future(DEVICE))
     kept[0].add_done_callback(lambda f: f.value())
     kept.append(kept[1].then(lambda f: f.value()))
     promise = dtorch_ops.TensorPromise()
     kept.append(promise.get_future())
     promise.set_value(tensor)
-    fake.until_blocked(4)
+    until_waiting(4)
     assert_pending(*kept[:: len(kept) // 7])
     if leave == "thread":
         for future in kept[:3]:
@@ -71,53 +58,53 @@ def test_the_process_ends_with_futures_pending(stuck, leave):
             sys.exit()
 
 
-@on_fake(timeout=8, runs=3)
+@on_fake(DEPTH, timeout=8, runs=3)
 def test_the_process_ends_while_futures_complete():
     global kept
-    tensor = torch.ones(3, device="fake")
-    fake.hold("fake")
+    tensor = torch.ones(3, device=DEVICE)
+    hold(DEVICE)
     kept = [dtorch_ops.to_torch_async(tensor) for _ in range(2000)]
     for future in kept[::2]:
         future.add_done_callback(lambda f: f.value())
-    fake.release("fake")
+    release(DEVICE)
 
 
 @pytest.mark.parametrize("device", [None, "cpu"])
-@on_fake(timeout=8, runs=6)
+@on_accelerator(timeout=8, runs=6)
 def test_the_process_ends_while_what_nobody_has_any_more_is_dropped(device):
     """By another thread, which comes to be the last that has the tensors, Python's part of them."""
-    fake.hold("fake")
+    hold(DEVICE)
     for _ in range(300):
-        dtorch_ops.to_torch_async(torch.ones(2, device="fake"), device=device)
-    fake.release("fake")
+        dtorch_ops.to_torch_async(torch.ones(2, device=DEVICE), device=device)
+    release(DEVICE)
 
 
-@on_fake(timeout=8, runs=6)
+@on_accelerator(timeout=8, runs=6)
 def test_the_process_ends_right_after_a_value_was_taken():
-    tensor = torch.ones(2, device="fake")
+    tensor = torch.ones(2, device=DEVICE)
     worker = Worker(lambda: dtorch_ops.to_torch(tensor, device="cpu").tolist())
     assert worker.finish(LIMIT) == [1, 1]
 
 
-@on_fake(timeout=8)
+@on_accelerator(timeout=8)
 def test_the_process_ends_while_a_callback_blocks():
     global kept
-    tensor = torch.ones(3, device="fake")
+    tensor = torch.ones(3, device=DEVICE)
     entered = threading.Event()
-    with fake.held("fake"):
+    with held(DEVICE):
         kept = [dtorch_ops.to_torch_async(tensor) for _ in range(3)]
         kept[0].add_done_callback(lambda f: (entered.set(), threading.Event().wait()))
     assert entered.wait(LIMIT)
 
 
-@on_fake(runs=3)
+@on_accelerator(runs=3)
 def test_a_fork_with_work_pending_leaves_the_parent_alone_and_tells_the_child():
-    tensor = torch.ones(3, device="fake")
-    with fake.held("fake"):
+    tensor = torch.ones(3, device=DEVICE)
+    with held(DEVICE):
         ready = dtorch_ops.to_torch_async(torch.ones(2))
         futures = [dtorch_ops.to_torch_async(tensor) for _ in range(50)]
-        futures.append(dtorch_ops.sync_future("fake"))
-        fake.until_blocked(1)
+        futures.append(dtorch_ops.sync_future(DEVICE))
+        until_waiting(1)
 
         def child(link):
             for way in (
@@ -146,28 +133,27 @@ def test_a_fork_with_work_pending_leaves_the_parent_alone_and_tells_the_child():
     assert value_of(dtorch_ops.to_torch_async(tensor)).tolist() == [1, 1, 1]
 
 
-@on_fake()
+@on_accelerator()
 def test_a_child_forked_before_the_accelerator_is_used_can_use_it():
     promise = dtorch_ops.TensorPromise()
     future = promise.get_future()
     assert dtorch_ops.to_torch(torch.ones(2)).tolist() == [1, 1]
 
     def use():
-        tensor = torch.ones(3, device="fake")
+        tensor = torch.ones(3, device=DEVICE)
         assert dtorch_ops.to_torch(tensor).tolist() == [1, 1, 1]
         assert dtorch_ops.to_torch(tensor, device="cpu").tolist() == [1, 1, 1]
         dtorch_ops.sync()
 
     forked(lambda link: use()).end()
-    assert not fake.is_initialized()
+    assert not is_initialized()
     use()
     promise.set_value(torch.ones(2))
     assert future.get().tolist() == [1, 1]
 
 
-@on_fake(prelude=BARE_PRELUDE)
+@on_accelerator(prelude=BARE_PRELUDE)
 def test_nothing_but_use_initialises_the_accelerator():
-    fake.reset_counters()
     import pickle
 
     import dtorch_ops
@@ -199,6 +185,4 @@ def test_nothing_but_use_initialises_the_accelerator():
     except (TimeoutError, dtorch_ops.DTorchError):
         pass
     assert dtorch_ops.stats()["outstanding"] == 0
-    assert not fake.is_initialized()
-    assert fake.streams_in_use() == []
-    assert fake.counters().device_counts == 0
+    assert is_untouched()

@@ -1,6 +1,6 @@
 """Who waits for events: what it costs the caller, how many threads, and what is stuck.
 
-On the fake accelerator, each test in a process of its own (on_fake.py).
+On the fake accelerator, or CUDA; each test in a process of its own (on_accelerator.py).
 """
 
 from __future__ import annotations
@@ -12,19 +12,7 @@ import time
 import fake_accelerator as fake
 import pytest
 import torch
-from on_fake import (
-    LIMIT,
-    LIMIT_MS,
-    Worker,
-    assert_pending,
-    current_stream,
-    error_of,
-    new_streams,
-    on_fake,
-    our_threads,
-    until,
-    value_of,
-)
+from on_accelerator import *  # noqa: F403
 
 import dtorch_ops
 
@@ -34,47 +22,43 @@ pytestmark = pytest.mark.timeout(600)  # the first one may have to build the fak
 # ---- What it costs the caller -------------------------------------------------------------------
 
 
-@on_fake()
+@on_accelerator()
 def test_the_caller_never_synchronises_and_nobody_polls():
-    tensor = torch.ones(3, device="fake")
+    tensor = torch.ones(3, device=DEVICE)
     value_of(dtorch_ops.to_torch_async(tensor))
-    fake.drain("fake")
-    fake.reset_counters()
-    with fake.held("fake"):
-        futures = [dtorch_ops.to_torch_async(tensor) for _ in range(100)]
-        futures += [dtorch_ops.to_torch_async(tensor, copy=True) for _ in range(10)]
-        futures[0].add_done_callback(lambda f: f.value())
-        assert_pending(*futures[::20])
-    dtorch_ops.wait_all(futures, LIMIT_MS)
-    futures[1].get()
-    asyncio_value = []
+    drain(DEVICE)
+    with nobody_synchronises():
+        with held(DEVICE):
+            futures = [dtorch_ops.to_torch_async(tensor) for _ in range(100)]
+            futures += [dtorch_ops.to_torch_async(tensor, copy=True) for _ in range(10)]
+            futures[0].add_done_callback(lambda f: f.value())
+            assert_pending(*futures[::20])
+        dtorch_ops.wait_all(futures, LIMIT_MS)
+        futures[1].get()
+        asyncio_value = []
 
-    async def main():
-        asyncio_value.append(await futures[2])
+        async def main():
+            asyncio_value.append(await futures[2])
 
-    asyncio.run(main())
-    dtorch_ops.to_torch(tensor)
-    counts = fake.counters()
-    assert counts.my_syncs() == {}
-    assert counts.event_queries == counts.stream_queries == 0
-    assert set(counts.other_syncs()) <= {"synchronize_event"}
+        asyncio.run(main())
+        dtorch_ops.to_torch(tensor)
 
 
-@on_fake()
+@on_fake(DEPTH)
 def test_ten_thousand_pending_futures_on_four_streams_cost_four_threads():
-    tensor = torch.ones(3, device="fake")
-    fake.drain("fake")
-    streams = [current_stream(), *new_streams(2), torch.Stream("fake:1")]
-    remote = torch.ones(3, device="fake:1")
-    fake.drain("fake:1")
+    tensor = torch.ones(3, device=DEVICE)
+    drain(DEVICE)
+    remote = torch.ones(3, device=DEVICES[-1])
+    drain(DEVICES[-1])
+    streams = [current_stream(), *new_streams(2), torch.Stream(DEVICES[-1])]
     assert our_threads() == []
     futures = []
-    with fake.held(*streams):
+    with held(*streams):
         for stream in streams:
             with stream:
-                source = remote if stream.device.index == 1 else tensor
+                source = tensor if stream.device == tensor.device else remote
                 futures += [dtorch_ops.to_torch_async(source) for _ in range(2500)]
-        fake.until_blocked(1)
+        until_waiting(1)
         assert 1 <= len(our_threads()) <= 4
         assert not any(future.is_ready() for future in futures[::100])
     dtorch_ops.wait_all(futures, LIMIT_MS)
@@ -84,21 +68,21 @@ def test_ten_thousand_pending_futures_on_four_streams_cost_four_threads():
     assert value_of(dtorch_ops.to_torch_async(tensor)).tolist() == [1, 1, 1]
 
 
-@on_fake()
+@on_accelerator()
 def test_no_thread_for_what_is_not_used():
     dtorch_ops.to_torch_async(torch.ones(3)).get()
     promise = dtorch_ops.TensorPromise()
     promise.get_future()
     dtorch_ops.sync()
-    torch.ones(3, device="fake")
+    torch.ones(3, device=DEVICE)
     assert our_threads() == []
 
 
-@on_fake()
+@on_fake(CPU_TIME)
 def test_a_thousand_pending_futures_cost_no_cpu_time():
     """Nobody polls: the threads sleep through it, and so does the loop."""
-    tensor = torch.ones(3, device="fake")
-    fake.drain("fake")
+    tensor = torch.ones(3, device=DEVICE)
+    drain(DEVICE)
     streams = new_streams(4)
     futures = []
 
@@ -117,10 +101,10 @@ def test_a_thousand_pending_futures_cost_no_cpu_time():
         assert switches() - before <= 20
         assert time.process_time() - used < 0.1
         for stream in streams:
-            fake.release(stream)
+            release(stream)
         await asyncio.gather(*waiting)
 
-    with fake.held(*streams):
+    with held(*streams):
         for stream in streams:
             with stream:
                 futures += [dtorch_ops.to_torch_async(tensor) for _ in range(250)]
@@ -128,16 +112,16 @@ def test_a_thousand_pending_futures_cost_no_cpu_time():
     dtorch_ops.wait_all(futures, LIMIT_MS)
 
 
-@on_fake()
+@on_accelerator()
 def test_a_callback_that_blocks_holds_back_no_other_future_of_its_stream():
-    tensor = torch.ones(3, device="fake")
+    tensor = torch.ones(3, device=DEVICE)
     gate, entered = threading.Event(), threading.Semaphore(0)
 
     def block(future):
         entered.release()
         assert gate.wait(LIMIT)
 
-    with fake.held("fake"):
+    with held(DEVICE):
         blocking = [dtorch_ops.to_torch_async(tensor) for _ in range(3)]
         for future in blocking:
             future.add_done_callback(block)
@@ -154,12 +138,12 @@ def test_a_callback_that_blocks_holds_back_no_other_future_of_its_stream():
     until(lambda: our_threads() == [], 2 * LIMIT)
 
 
-@on_fake()
+@on_accelerator()
 def test_a_callback_may_wait_for_a_later_future_of_the_same_stream():
-    tensor = torch.ones(3, device="fake")
+    tensor = torch.ones(3, device=DEVICE)
     results = []
     done = threading.Event()
-    with fake.held("fake"):
+    with held(DEVICE):
         futures = [dtorch_ops.to_torch_async(tensor) for _ in range(20)]
 
         def chain(index):
@@ -177,12 +161,12 @@ def test_a_callback_may_wait_for_a_later_future_of_the_same_stream():
     until(lambda: len(results) == 19)
 
 
-@on_fake()
+@on_accelerator()
 def test_a_callback_that_raises_harms_no_other():
     """What it raised is reported where a callback's error is."""
-    tensor = torch.ones(3, device="fake")
+    tensor = torch.ones(3, device=DEVICE)
     errors = []
-    with fake.held("fake"):
+    with held(DEVICE):
         first = dtorch_ops.to_torch_async(tensor)
         chained = first.then(lambda f: 1 / 0)
         chained.add_done_callback(lambda f: errors.append(error_of(f.value)))
@@ -191,10 +175,10 @@ def test_a_callback_that_raises_harms_no_other():
     assert isinstance(error_of(lambda: chained.wait(LIMIT_MS)), ZeroDivisionError)
 
 
-@on_fake()
+@on_accelerator()
 def test_callers_of_many_threads_and_streams_at_once():
     def call(index):
-        stream = torch.Stream(f"fake:{index % 4}")
+        stream = torch.Stream(DEVICES[index % len(DEVICES)])
         with stream:
             tensor = torch.zeros(2, device=stream.device)
             for number in range(100):
@@ -211,36 +195,36 @@ def test_callers_of_many_threads_and_streams_at_once():
 # ---- Work that is stuck -------------------------------------------------------------------------
 
 
-@on_fake()
+@on_accelerator()
 def test_a_stuck_stream_holds_up_no_other():
-    tensor = torch.ones(3, device="fake")
-    fake.drain("fake")
+    tensor = torch.ones(3, device=DEVICE)
+    drain(DEVICE)
     stuck = new_streams(8)
-    with fake.held(*stuck):
+    with held(*stuck):
         pending = []
         for stream in stuck:
             with stream:
                 pending += [dtorch_ops.to_torch_async(tensor) for _ in range(3)]
-        for stream in [current_stream(), torch.Stream("fake"), torch.Stream("fake:1")]:
+        for stream in [current_stream(), torch.Stream(DEVICE), torch.Stream(DEVICES[-1])]:
             with stream:
                 value_of(dtorch_ops.to_torch_async(torch.ones(2, device=stream.device)))
         assert_pending(*pending)
         # In any order.
         for index in reversed(range(8)):
-            fake.release(stuck[index])
+            release(stuck[index])
             dtorch_ops.wait_all(pending[3 * index : 3 * index + 3], LIMIT_MS)
             assert_pending(*pending[: 3 * index])
 
 
-@on_fake()
+@on_fake(DELAYS)
 def test_an_event_that_never_fires_beside_ten_that_do():
-    tensor = torch.ones(3, device="fake")
-    fake.drain("fake")
+    tensor = torch.ones(3, device=DEVICE)
+    drain(DEVICE)
     fake.lose_next_event()
     lost = dtorch_ops.to_torch_async(tensor)
-    fake.drain("fake")
+    drain(DEVICE)
     futures = []
-    for stream in [*new_streams(7), *[torch.Stream(f"fake:{i}") for i in (1, 2, 3)]]:
+    for stream in [*new_streams(7), *[torch.Stream(device) for device in DEVICES[1:4]]]:
         with stream:
             futures.append(dtorch_ops.to_torch_async(torch.ones(2, device=stream.device)))
     dtorch_ops.wait_all(futures, LIMIT_MS)
@@ -260,10 +244,10 @@ def test_an_event_that_never_fires_beside_ten_that_do():
     # And the process ends with it pending.
 
 
-@on_fake(timeout=60)
+@on_accelerator(timeout=60)
 def test_a_callback_that_comes_as_its_future_completes_may_wait_for_the_next():
     """It is run by the very thread that waits for the stream."""
-    tensor = torch.ones(3, device="fake")
+    tensor = torch.ones(3, device=DEVICE)
     for attempt in range(1500):
         first = dtorch_ops.to_torch_async(tensor)
         second = dtorch_ops.to_torch_async(tensor)

@@ -1,8 +1,10 @@
-"""Tests of the plugin on the fake accelerator: what they share.
+"""Tests of the plugin on an accelerator: what they share.
 
-``@on_fake`` runs a test's body in a process of its own, where the fake is installed and everything
-below is there by name. A body decides by events: it holds a stream, looks, lets the stream do one
-task, and looks again.
+``@on_accelerator()`` runs a test's body in a process of its own, where all of :data:`__all__` is
+there by name. A body decides by events: it holds a stream, looks, lets it go on, and looks again.
+It names devices by ``DEVICE`` and ``DEVICES``, and steers them by the names of ``accelerators/``:
+so it runs on the fake accelerator, which is the default, and with ``TEST_ACCELERATOR=cuda`` on
+CUDA. ``@on_fake`` and ``@on_cuda`` are for what only one of them can show, and say what that is.
 """
 
 from __future__ import annotations
@@ -25,10 +27,31 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import fake_accelerator as fake
+import accelerators
 import fresh
 import torch
-from fake_accelerator import _build
+from accelerators import (
+    DEVICE,
+    DEVICES,
+    all_streams,
+    assert_queue,
+    capturing,
+    do_work,
+    drain,
+    has_context,
+    held,
+    hold,
+    is_initialized,
+    is_untouched,
+    keep_busy,
+    limit_memory,
+    live_blocks,
+    nobody_synchronises,
+    reach_event,
+    release,
+    run_all,
+    until_waiting,
+)
 from futures import READ_ONLY, WAITS, awaited, blocked_in
 from helpers import Worker
 from torch import Tensor
@@ -37,31 +60,60 @@ from torch.futures import Future
 import dtorch_ops
 
 __all__ = [
+    "BARE_PRELUDE",
+    "CAPTURES",
+    "COUNTS",
+    "CPU_TIME",
+    "DELAYS",
+    "DEPTH",
+    "DEVICE",
+    "DEVICES",
+    "FAULTS",
     "LIMIT",
     "LIMIT_MS",
+    "MANY_STREAMS",
+    "MEMORY",
     "READ_ONLY",
     "READ_WAYS",
     "WAIT_WAYS",
     "Child",
     "Worker",
+    "all_streams",
     "assert_pending",
+    "assert_queue",
     "blocked_in",
     "capture_refusals",
+    "capturing",
     "compiled",
     "current_stream",
+    "do_work",
+    "drain",
     "error_of",
     "everything_held",
     "forked",
     "fulfilling",
+    "has_context",
+    "held",
+    "hold",
+    "is_initialized",
+    "is_untouched",
+    "keep_busy",
+    "limit_memory",
+    "live_blocks",
     "new_streams",
+    "nobody_synchronises",
+    "on_accelerator",
+    "on_cuda",
     "on_fake",
     "our_threads",
     "pending",
     "pinned",
     "promise_refusals",
+    "reach_event",
+    "release",
     "run_all",
-    "streams_of",
     "until",
+    "until_waiting",
     "value_of",
 ]
 
@@ -69,40 +121,78 @@ __all__ = [
 LIMIT = 10
 LIMIT_MS = LIMIT * 1000
 
+#: What the fake can do, and CUDA cannot: why a test is ``@on_fake``.
+DELAYS = "events fire late, or never"
+FAULTS = "the device fails when told to"
+COUNTS = "calls of the driver are counted"
+MEMORY = "pinned memory is counted, or there is none"
+CAPTURES = "a default stream is captured; CUDA's captures are in gpu/"
+#: Streams share the hardware's queues, so that a stuck one may hold up another.
+MANY_STREAMS = "streams are stuck beside more than CUDA has queues for"
+#: A call then blocks, until the stream goes on.
+DEPTH = "more is queued behind a stuck stream than CUDA may take; see gpu/test_gpu_caller.py"
+CPU_TIME = "it counts how often threads are woken; CUDA's is in gpu/"
+
 #: For scripts that import dtorch_ops themselves, at a time of their choice.
 BARE_PRELUDE = """
 from __future__ import annotations
 import os, signal, sys, threading
 sys.path.insert(0, "tests")
 import torch
-import fake_accelerator as fake
-fake.install()
+import accelerators
+from accelerators import *
+install()
 """
 
 _PRELUDE = (
     BARE_PRELUDE
     + """
-import asyncio, gc, pickle, random, subprocess, time, warnings
+import asyncio, collections, gc, pickle, queue, random, subprocess, time, warnings
 import dtorch_ops
-from on_fake import *
+from on_accelerator import *
+if accelerators.NAME == "fake":
+    import fake_accelerator as fake
 """
 )
 
 
-def on_fake(
-    *, timeout: float = 30, runs: int = 1, prelude: str = _PRELUDE
+def on_accelerator(
+    *,
+    devices: int = 1,
+    timeout: float = 30,
+    runs: int = 1,
+    prelude: str = _PRELUDE,
+    only: tuple[str, str] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A decorator: the body of the test runs in a process of its own, with the fake installed.
+    """A decorator: the body of the test runs in a process of its own, on the accelerator.
 
     Of its module it sees nothing. Its arguments, which pytest's parametrize gives, must be
     literals. A hang, an exit code or any output on stderr fails the test, and so does an exit that
     takes too long.
+
+    Args:
+        devices: how many of them it uses. Arguments that are ``"here"`` or ``"there"`` become the
+            first device, or another one, which takes two.
+        timeout: in seconds, on the fake.
+        runs: so often it runs.
+        prelude: what is run before the body.
+        only: the one accelerator that can show it, and why.
     """
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(test)
         def run(**arguments: object) -> None:
-            _build.built()  # now, rather than against the time limit
+            import pytest  # here: the processes of the tests do without
+
+            if only and only[0] != accelerators.NAME:
+                pytest.skip(f"{only[0]} alone can show it: {only[1]}")
+            if (there := accelerators.device_count()) == 0:
+                pytest.skip(f"there is no device {accelerators.DEVICE}")
+            if (needed := max(devices, 1 + ("there" in arguments.values()))) > there:
+                pytest.skip(f"it takes {needed} devices, there is {there}")
+            here = {"here": DEVICES[0], "there": DEVICES[-1]}
+            arguments = {name: here.get(str(value), value) for name, value in arguments.items()}
+            accelerators.prepare()  # now, rather than against the time limit
             lines, first = inspect.getsourcelines(test)
             start = next(i for i, line in enumerate(lines) if line.lstrip().startswith("def "))
             # In its own line, so that a traceback shows it.
@@ -111,13 +201,23 @@ def on_fake(
             fresh.check(
                 f"exec(compile({body!r}, {file!r}, 'exec'))\n{test.__name__}(**{arguments!r})\n",
                 prelude=prelude,
-                timeout=timeout,
+                timeout=timeout * accelerators.PATIENCE,
                 runs=runs,
             )
 
         return run
 
     return decorate
+
+
+def on_fake(why: str, **options: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The same, of what only the fake can show. ``fake_accelerator`` is there, as ``fake``."""
+    return on_accelerator(only=("fake", why), **options)
+
+
+def on_cuda(why: str, **options: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The same, of what only CUDA can show."""
+    return on_accelerator(only=("cuda", why), **options)
 
 
 # ---- TorchScript --------------------------------------------------------------------------------
@@ -269,45 +369,25 @@ def error_of(call: Callable[[], object]) -> BaseException:
 # ---- Streams ------------------------------------------------------------------------------------
 
 
-def current_stream(device: str | torch.device = "fake:0") -> torch.Stream:
+def current_stream(device: str | torch.device = DEVICES[0]) -> torch.Stream:
     return torch.accelerator.current_stream(device)
 
 
-def new_streams(count: int, device: str = "fake:0") -> list[torch.Stream]:
+def new_streams(count: int, device: str = DEVICES[0]) -> list[torch.Stream]:
     return [torch.Stream(device) for _ in range(count)]
 
 
-_POOL = range(1, 65)  # ids of a device's pool, from which internal streams may come
-
-
-def streams_of(*devices: int) -> list[torch.Stream]:
-    """Every stream of the devices that may ever be used but the default ones."""
-    kind = torch.Stream("fake:0").device_type
-    named = [name.removeprefix("fake:").split("/") for name in fake.streams_in_use()]
-    ids = {(device, number) for device in devices for number in _POOL}
-    ids |= {(int(d), int(n)) for d, n in named if int(d) in devices and int(n) != 0}
-    return [
-        torch.Stream(stream_id=number, device_index=device, device_type=kind)
-        for device, number in sorted(ids)
-    ]
-
-
 @contextmanager
-def everything_held(*devices: int) -> Iterator[list[torch.Stream]]:
-    """Every stream of the devices is held; gives those that are no device's default one.
+def everything_held(*indices: int) -> Iterator[list[torch.Stream]]:
+    """Every stream of those of the devices that there are; gives those that are no default ones.
 
     A test of copies cannot know on which streams they run.
     """
-    others = streams_of(*devices)
-    defaults = [f"fake:{device}" for device in devices]
-    with fake.held(*defaults, *others):
+    indices = tuple(index for index in indices if index < len(DEVICES))
+    others = all_streams(*indices)
+    defaults = [DEVICES[index] for index in indices]
+    with held(*defaults, *others):
         yield others
-
-
-def run_all(stream: fake.StreamLike) -> None:
-    """Let a held stream do what it can: until it is empty, or waits for another stream."""
-    while fake.step(stream) is not None:
-        pass
 
 
 def pinned(*size: int, value: float = 0.0) -> Tensor:
@@ -401,7 +481,7 @@ def fulfilling(how: str) -> Callable[[Tensor, Any], object]:
 # ---- Capture ------------------------------------------------------------------------------------
 
 
-def capture_refusals(device: str = "fake:0") -> dict[str, Callable[[], object]]:
+def capture_refusals(device: str = DEVICES[0]) -> dict[str, Callable[[], object]]:
     """Every call that a graph capture on the current stream of ``device`` forbids."""
     tensor = torch.ones(3, device=device)
     host = torch.ones(3)
@@ -412,7 +492,7 @@ def capture_refusals(device: str = "fake:0") -> dict[str, Callable[[], object]]:
         "to_torch": lambda: dtorch_ops.to_torch(tensor),
         "copy": lambda: dtorch_ops.to_torch_async(tensor, copy=True),
         "to the CPU": lambda: dtorch_ops.to_torch_async(tensor, device="cpu"),
-        "to another": lambda: dtorch_ops.to_torch_async(tensor, device="fake:3"),
+        "to another": lambda: dtorch_ops.to_torch_async(tensor, device=DEVICES[-1]),
         "from the CPU": lambda: dtorch_ops.to_torch_async(host, device=device),
         "operator": lambda: ops.get_tensor_async(tensor),
         "sync_future": lambda: dtorch_ops.sync_future(device),
@@ -422,7 +502,7 @@ def capture_refusals(device: str = "fake:0") -> dict[str, Callable[[], object]]:
     }
 
 
-def promise_refusals(device: str = "fake:0") -> dict[str, tuple[Any, Callable[[Any], object]]]:
+def promise_refusals(device: str = DEVICES[0]) -> dict[str, tuple[Any, Callable[[Any], object]]]:
     """The same of those that fulfil a promise: one, and the call with it."""
     tensor = torch.ones(3, device=device)
     ops = torch.ops.dtorch
