@@ -12,8 +12,8 @@ PY_DIRS := dtorch_ops tests benchmarks examples setup.py
 
 say = @printf '\n== %s\n' "$(1)"
 
-.PHONY: help build demo test test-only check-cuda-build bench model faults asan tsan lint \
-	format clean
+.PHONY: help build demo test test-only test-gpu bench-gpu check-cuda-build bench model faults \
+	asan tsan lint format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -48,6 +48,19 @@ test: lint test-only  ## lint, type checks and all tests
 test-only: $(STAMPS)/build $(STAMPS)/test  ## the tests alone; ARGS='-k name' chooses
 	$(call say,running the tests)
 	$(BIN)/python -m pytest $(ARGS)
+
+# On a machine with a GPU, which may reach no package index: no environment is made. PYTHON_GPU has a
+# CUDA build of torch, setuptools, cmake, ninja, pytest and pytest-timeout; with pytest-xdist,
+# ARGS='-n 4' is quicker.
+PYTHON_GPU ?= $(PYTHON)
+
+test-gpu:  ## the accelerator's tests on CUDA, with PYTHON_GPU as it is; ARGS='-k name' chooses
+	$(call say,running the tests of the accelerator on CUDA)
+	@$(PYTHON_GPU) tests/run_on_gpu.py $(ARGS)
+
+bench-gpu:  ## the accelerator's benchmarks on CUDA, in the same way
+	$(call say,running the benchmarks of the accelerator on CUDA)
+	@$(PYTHON_GPU) tests/run_on_gpu.py --bench $(ARGS)
 
 bench: $(STAMPS)/build $(STAMPS)/test  ## the benchmarks, each beside its baseline
 	$(call say,running the benchmarks)

@@ -46,13 +46,17 @@ def requirements() -> list[str]:
 class CMakeBuild(build_ext):
     """Runs CMake and installs lib/, include/, share/ and the module into the package."""
 
+    def finalize_options(self) -> None:
+        super().finalize_options()
+        self.asked_in_place = bool(self.inplace)  # which run() of setuptools forgets meanwhile
+
     def build_extension(self, ext: Extension) -> None:
         minor = torch_minor()
         import torch
 
         tag = f"torch{minor}-{sys.implementation.cache_tag}"
         build_dir = ROOT / "build" / tag
-        in_place = self.editable_mode or self.inplace
+        in_place = self.editable_mode or self.asked_in_place
         package = ROOT / "dtorch_ops" if in_place else Path(self.get_ext_fullpath(ext.name)).parent
         options = {
             "CMAKE_BUILD_TYPE": os.environ.get("CMAKE_BUILD_TYPE", "Release"),
