@@ -14,14 +14,15 @@ import torch
 
 import dtorch_ops
 
-from . import bench_await, bench_file, bench_latency, bench_memory
-from .common import Figure, Settings, table
+from . import bench_await, bench_file, bench_gpu, bench_latency, bench_memory
+from .common import Figure, NothingToMeasure, Settings, table
 
 BENCHMARKS = {
     "latency": bench_latency.run,
     "await": bench_await.run,
     "memory": bench_memory.run,
     "file": bench_file.run,
+    "gpu": bench_gpu.run,
 }
 
 
@@ -31,6 +32,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="how often each is measured (default 15)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     parser.add_argument("--quick", action="store_true", help="show only that everything works")
+    parser.add_argument(
+        "--device", metavar="NAME", help="of gpu: cuda, cuda:1, or the tests' fake, to try it out"
+    )
     arguments = parser.parse_args()
     if unknown := set(arguments.names) - set(BENCHMARKS):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(BENCHMARKS)}")
@@ -39,8 +43,10 @@ def _arguments() -> argparse.Namespace:
     return arguments
 
 
-def _machine() -> dict[str, Any]:
+def _machine(names: list[str]) -> dict[str, Any]:
+    gpu = "gpu" in names and torch.cuda.is_available()
     return {
+        **({"gpu": torch.cuda.get_device_name()} if gpu else {}),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "dtorch_ops": dtorch_ops.__version__,
@@ -56,15 +62,21 @@ def _as_json(figure: Figure) -> dict[str, Any]:
 
 def main() -> None:
     arguments = _arguments()
-    settings = Settings(arguments.rounds or (2 if arguments.quick else 15), arguments.quick)
-    machine = _machine()
+    rounds = arguments.rounds or (2 if arguments.quick else 15)
+    settings = Settings(rounds, arguments.quick, arguments.device)
+    names = arguments.names or list(BENCHMARKS)
+    machine = _machine(names)
     print(", ".join(f"{name} {value}" for name, value in machine.items()))
     print("median (p10..p90) of the rounds; the ratio is taken within each round")
     if settings.quick:
         print("--quick: the figures mean nothing")
     figures: list[Figure] = []
-    for name in arguments.names or BENCHMARKS:
-        new = BENCHMARKS[name](settings)
+    for name in names:
+        try:
+            new = BENCHMARKS[name](settings)
+        except NothingToMeasure as reason:
+            print(f"\n== {name}: {reason}", flush=True)
+            continue
         print(f"\n== {name}\n\n{table(new)}", flush=True)
         figures += new
     if arguments.json:

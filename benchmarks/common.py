@@ -27,9 +27,14 @@ class Settings:
 
     rounds: int
     quick: bool = False  # shows that everything works; the figures mean nothing
+    device: str | None = None  # of the accelerator; None: the one that there is
 
     def count(self, full: int, quick: int) -> int:
         return quick if self.quick else full
+
+
+class NothingToMeasure(Exception):
+    """What is to be measured is not there; the message says what, in one line."""
 
 
 # ---- Measuring -----------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from fake_accelerator import _build
 from helpers import ROOT
 
 import dtorch_ops
@@ -52,6 +54,7 @@ FIGURES = {
     "file.outstanding_last",
     "file.outstanding_idle",
 }
+NAMES = ("latency", "await", "memory", "file")
 TARGETS = {
     "latency.to_torch_async": 0.5,
     "latency.operator": 1.0,
@@ -87,6 +90,23 @@ if hasattr(dtorch_ops.TensorPromise, "empty"):
     TARGETS |= LENT
 
 
+GPU_TARGETS = {
+    "gpu.training_step": 1.0,
+    "gpu.training_steps_per_second": None,
+    "gpu.training_waits": 0.0,
+    "gpu.caller_here": 15,
+    "gpu.caller_operator": 15,
+    "gpu.caller_to_host": 15,
+    "gpu.ready_idle_sleeping": None,
+    "gpu.ready_idle_spinning": None,
+    "gpu.ready_1ms_sleeping": 1.2,
+    "gpu.ready_1ms_spinning": 1.2,
+    "gpu.to_host_1MiB": None,
+    "gpu.to_host_64MiB": 1 / 0.95,
+    "gpu.idle_cpu": 2.0,
+}
+
+
 def _run(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-W", "error", "-m", "benchmarks", *args],
@@ -100,9 +120,9 @@ def _run(*args: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """What a quick run of all has printed, and the file with its figures."""
+    """What a quick run of all but gpu has printed, and the file with its figures."""
     file = tmp_path_factory.mktemp("quick") / "figures.json"
-    done = _run("--quick", "--json", str(file))
+    done = _run(*NAMES, "--quick", "--json", str(file))
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     return done.stdout, file
@@ -126,6 +146,30 @@ def test_every_figure_is_shown_with_its_baseline(quick: tuple[str, Path]) -> Non
         target = figure["target"]
         assert (target and target["at_most"]) == TARGETS.get(key)
         assert isinstance(figure["met"], bool) == (key in TARGETS)
+
+
+@pytest.mark.timeout(600)  # it may have to build the fake
+def test_those_of_an_accelerator_run_on_the_fake_one(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    _build.built()
+    done = _run("gpu", "--quick", "--device", "fake", "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    figures = json.loads(file.read_text())["figures"]
+    assert {key: f["target"] and f["target"]["at_most"] for key, f in figures.items()} == (
+        GPU_TARGETS
+    )
+    for figure in figures.values():
+        assert figure["title"] in done.stdout
+    waits = figures["gpu.training_waits"]
+    assert (waits["subject"]["median"], waits["baseline"]["median"]) == (0, 1)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_an_accelerator_they_say_so_in_one_line() -> None:
+    done = _run("gpu")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "== gpu: no CUDA device: nothing was measured"
 
 
 def test_an_unknown_name_is_an_error_that_lists_the_known_ones() -> None:
