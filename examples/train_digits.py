@@ -32,7 +32,7 @@ def train_network(
     name: str, digits: Digits, options: Options, seed: int
 ) -> tuple[DigitNetwork, list[Step]]:
     """A trained network, and what each step of its training reported."""
-    network = DigitNetwork(seed)
+    network = DigitNetwork(seed).to(options.device)
     steps: list[Step] = []
     progress = Progress(name, options.epochs * digits.steps_per_epoch(options.batch_size))
 
@@ -66,9 +66,10 @@ def main() -> None:
     options = parse_options()
     torch.set_num_threads(1)  # the images are so small that threads would only wait for each other
 
-    digits = load_digits(options.seed)
+    digits = load_digits(options.seed).to(options.device)
     train_count, test_count = len(digits.train_images), len(digits.test_images)
     print(f"data:     {train_count} scans to train on, {test_count} to test", flush=True)
+    print(f"device:   {options.device}", flush=True)
     networks, histories = [], {}
     for number in (1, 2):
         name = f"network {number}"

@@ -39,11 +39,12 @@ def accuracy_in(stdout: str) -> float:
 
 def test_trains_serves_and_plots(tmp_path: Path) -> None:
     plot = tmp_path / "new" / "loss.png"
-    done = run_example("--epochs", "3", "--clients", "20", "--output", plot)
+    done = run_example("--epochs", "3", "--clients", "20", "--device", "cpu", "--output", plot)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert 95 < accuracy_in(done.stdout) <= 100
     assert plot.read_bytes().startswith(b"\x89PNG")
 
+    assert "device:   cpu\n" in done.stdout
     assert re.search(r"p50 [\d.]+ ms, p99 [\d.]+ ms", done.stdout)
     assert re.search(r"\d+ steps/s with \.item\(\), \d+ with futures: ratio \d", done.stdout)
     percents = re.findall(r"^network 1: +(\d+)%", done.stderr, re.MULTILINE)
@@ -56,7 +57,8 @@ def test_too_low_an_accuracy_is_an_error(
 ) -> None:
     import train_digits
 
-    two_steps = ["--epochs", "1", "--batch-size", "1024", "--output", str(tmp_path / "loss.svg")]
+    two_steps = ["--epochs", "1", "--batch-size", "1024", "--device", "cpu"]
+    two_steps += ["--output", str(tmp_path / "loss.svg")]
     monkeypatch.setattr(sys, "argv", ["train_digits.py", *two_steps])
     monkeypatch.setattr(train_digits, "compare_readers", lambda *_: None)  # takes its time
     threads = torch.get_num_threads()
@@ -82,6 +84,9 @@ WRONG_ARGUMENTS = {
     "too many clients": ("--clients", "257"),
     "negative seed": ("--seed=-1",),
     "no value": ("--seed",),
+    "no device": ("--device", "tpu"),
+    "a device that is not there": ("--device", "cuda:99"),
+    "no index": ("--device", "cpu:"),
     "unknown option": ("--epoch", "3"),
     "unknown word": ("fast",),
     "line breaks": ("a\nb",),

@@ -15,7 +15,7 @@ STEPS = 40
 
 
 def _steps_per_second(reader: StepReader, digits: Digits, batch_size: int, seed: int) -> float:
-    network = DigitNetwork(seed)
+    network = DigitNetwork(seed).to(digits.train_images.device)
     batches = itertools.islice(digits.training_batches(1, batch_size, seed), STEPS)
     steps: list[Step] = []
     start = time.perf_counter()
@@ -45,6 +45,14 @@ def compare_readers(digits: Digits, batch_size: int, seed: int) -> None:
         f"{statistics.median(futures):.0f} with futures: "
         f"ratio {middle:.2f} (quartiles {low:.2f} to {high:.2f}, {ROUNDS} rounds)"
     )
-    print("          About equal is right: on a CPU the loss is there when the step returns, so")
-    print("          .item() waits for nothing and the futures cost some microseconds. On an")
-    print("          accelerator .item() waits for the device.")
+    if digits.train_images.is_cpu:
+        print(
+            "          About equal is right: on a CPU the loss is there when the step returns, so"
+        )
+        print("          .item() waits for nothing and the futures cost some microseconds. On an")
+        print("          accelerator .item() waits for the device.")
+    else:
+        print(
+            "          Each .item() waits for the device, which has nothing to do meanwhile; with"
+        )
+        print("          futures the next steps are queued while it works.")

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
 from .arguments import OneLineParser
 
 DEFAULT_OUTPUT = os.path.relpath(Path(__file__).parent.parent / "output" / "loss.png")
@@ -20,6 +22,7 @@ class Options(NamedTuple):
     clients: int
     output: Path
     seed: int
+    device: torch.device
 
 
 def _writable_plot(text: str) -> Path:
@@ -42,6 +45,23 @@ def _writable_plot(text: str) -> Path:
     return path
 
 
+def _default_device() -> str:
+    """The accelerator, if there is one."""
+    accelerator = torch.accelerator.current_accelerator()
+    there = accelerator is not None and torch.accelerator.is_available()
+    return accelerator.type if there else "cpu"
+
+
+def _device(text: str) -> torch.device:
+    """A device that there is."""
+    expected = ["cpu"]
+    if (kind := _default_device()) != "cpu":
+        expected += [kind, *(f"{kind}:{i}" for i in range(torch.accelerator.device_count()))]
+    if text not in expected:
+        raise argparse.ArgumentTypeError(f"expected {' or '.join(expected)}, got {text!r}")
+    return torch.device(text)
+
+
 def parse_options(arguments: Sequence[str] | None = None) -> Options:
     """Read the command line; a wrong argument ends the program with one line and exit code 2."""
     parser = OneLineParser(
@@ -61,5 +81,11 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     )
     parser.add_integer(
         "--seed", 0, 2**31, default=0, help="of the split, the weights and the order of the images"
+    )
+    parser.add_argument(
+        "--device",
+        type=_device,
+        default=_default_device(),  # a string, so that it is checked as a given one is
+        help="where the networks are (default here: %(default)s)",
     )
     return Options(**vars(parser.parse_args(arguments)))
