@@ -171,16 +171,67 @@ def _revive(kept: _Kept) -> BaseException:
     return fresh
 
 
+def _to_plain(value: object) -> object:
+    """``value`` as JSON holds it: of Python's own types, to any depth. TypeError for another."""
+    cls = type(value)
+    if value is None or cls in (bool, int, float, str):
+        return value
+    if cls is list:
+        return [_to_plain(item) for item in cast("list[object]", value)]
+    if cls in (tuple, set, frozenset):
+        return {cls.__name__: [_to_plain(item) for item in cast("tuple[object, ...]", value)]}
+    if cls in (bytes, bytearray):
+        return {cls.__name__: cast("bytes", value).decode("latin-1")}
+    if isinstance(value, complex) and cls is complex:
+        return {"complex": [value.real, value.imag]}
+    if cls is dict:
+        items = cast("dict[object, object]", value).items()
+        return {"dict": [[_to_plain(key), _to_plain(item)] for key, item in items]}
+    raise TypeError(f"expected a value of a type of Python's own, got a {cls.__name__}")
+
+
+def _from_plain(value: Any) -> Any:
+    """The reverse. Raises for what :func:`_to_plain` does not give."""
+    if isinstance(value, list):
+        return [_from_plain(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    [(name, content)] = value.items()
+    if name in ("bytes", "bytearray"):
+        data = content.encode("latin-1")
+        return data if name == "bytes" else bytearray(data)
+    if name == "complex":
+        return complex(*content)
+    items = [_from_plain(item) for item in content]
+    return {"tuple": tuple, "set": set, "frozenset": frozenset, "dict": dict}[name](items)
+
+
+#: What builtin errors keep beside their arguments.
+_ATTRIBUTES = ("name", "name_from", "path", "__notes__")
+
+
+def _attributes(exc: BaseException) -> dict[str, object]:
+    """Those of :data:`_ATTRIBUTES` that have a plain value."""
+    found: dict[str, object] = {}
+    for name in _ATTRIBUTES:
+        try:
+            value = _to_plain(BaseException.__getattribute__(exc, name))
+        except Exception:  # it has none, or one of another type
+            continue
+        if value is not None:
+            found[name] = value
+    return found
+
+
 def _encode_arguments(exc: BaseException) -> str:
     """What the exception is made of, as JSON; empty if that cannot hold it."""
     native = _native_class(type(exc))
     try:
         if _is_group(exc):
             message, members = native.__reduce__(exc)[1]
-            return json.dumps([message, [_encode(_Kept(member, "")) for member in members]])
-        arguments = [list(exc.args), list(native.__reduce__(exc)[1])]
-        encoded = json.dumps(arguments)
-        return encoded if json.loads(encoded) == arguments else ""
+            return json.dumps([message, [_encode(_Kept(member, "")) for member in members], {}])
+        arguments = [_to_plain(list(exc.args)), _to_plain(list(native.__reduce__(exc)[1]))]
+        return json.dumps([*arguments, _attributes(exc)])
     except Exception:
         return ""
 
@@ -217,14 +268,18 @@ def _decode(module: str, name: str, message: str, traceback_text: str, arguments
         cls = getattr(cls, part, None)
     if isinstance(cls, type) and issubclass(cls, BaseException) and arguments:
         try:
-            args, native_args = json.loads(arguments)
+            args, native_args, attributes = json.loads(arguments)
             native = _native_class(cls)
             if native.__name__ in ("BaseExceptionGroup", "ExceptionGroup"):
                 members = [_decode(*member).prototype for member in native_args]
                 return _Kept(native(args, members), traceback_text)
+            native_args = _from_plain(native_args)
             exc = native.__new__(cls, *native_args)
             native.__init__(exc, *native_args)
-            exc.args = tuple(args)
+            exc.args = tuple(_from_plain(args))
+            for name in _ATTRIBUTES:
+                if name in attributes:
+                    setattr(exc, name, _from_plain(attributes[name]))
             return _Kept(exc, traceback_text)
         except Exception:
             pass

@@ -12,7 +12,7 @@ from typing import Any
 
 import fake_accelerator as fake
 import torch
-from on_fake import forked
+from on_accelerator import forked
 from torch import Tensor
 
 SIZE = 100_000  # of float32: large enough not to go through the host

@@ -73,6 +73,7 @@ __all__ = [
     "LIMIT_MS",
     "MANY_STREAMS",
     "MEMORY",
+    "PRELUDE",
     "READ_ONLY",
     "READ_WAYS",
     "WAIT_WAYS",
@@ -144,7 +145,7 @@ from accelerators import *
 install()
 """
 
-_PRELUDE = (
+PRELUDE = (
     BARE_PRELUDE
     + """
 import asyncio, collections, gc, pickle, queue, random, subprocess, time, warnings
@@ -161,7 +162,7 @@ def on_accelerator(
     devices: int = 1,
     timeout: float = 30,
     runs: int = 1,
-    prelude: str = _PRELUDE,
+    prelude: str = PRELUDE,
     only: tuple[str, str] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """A decorator: the body of the test runs in a process of its own, on the accelerator.

@@ -46,7 +46,8 @@ def main() -> None:
         arguments.remove("--bench")
         what = ["-m", "benchmarks", "gpu", *arguments]
     else:
-        files = ["tests/gpu", *sorted(map(str, ROOT.glob("tests/test_accelerator*.py")))]
+        shared = sorted(map(str, ROOT.glob("tests/test_accelerator*.py")))
+        files = ["tests/gpu", "tests/test_promise_device.py", *shared]
         what = ["-m", "pytest", *files, *arguments]
     command = [sys.executable, *what]
     sys.exit(subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode)

@@ -495,7 +495,6 @@ def test_every_type_of_python_and_torch_is_rebuilt(backend: Backend, group: str)
 
 
 @crossing
-@pytest.mark.xfail(strict=True, reason="of arguments that JSON cannot hold a RemoteError is made")
 def test_builtin_types_are_rebuilt_whatever_their_arguments(backend: Backend) -> None:
     """A tuple, as the key of a KeyError; the bytes of a UnicodeDecodeError."""
     check_group(backend, "nested")

@@ -30,23 +30,14 @@ from device_producer import (
     release,
     syncs,
 )
-from on_fake import (
-    _PRELUDE,
-    LIMIT,
-    WAIT_WAYS,
-    assert_pending,
-    error_of,
-    forked,
-    on_fake,
-    pending,
-    until,
-    value_of,
-)
+from on_accelerator import *  # noqa: F403
 
 import dtorch_ops
 
 on_fake_with_a_producer = functools.partial(
-    on_fake, prelude=_PRELUDE + "from device_producer import *\n"
+    on_fake,
+    "what is shared is counted; CUDA's is in gpu/",
+    prelude=PRELUDE + "from device_producer import *\n",
 )
 
 pytestmark = pytest.mark.timeout(600)  # the first one may have to build the fake

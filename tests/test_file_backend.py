@@ -222,7 +222,6 @@ WITHOUT_MEMORY = {
 }
 
 
-@pytest.mark.xfail(strict=True, reason="the worker reads where the tensor has no memory")
 @pytest.mark.parametrize(("make", "expected"), WITHOUT_MEMORY.values(), ids=WITHOUT_MEMORY.keys())
 def test_a_tensor_without_the_memory_of_its_elements(make: str, expected: str) -> None:
     """It works or is refused; it neither ends the worker, nor sends what lies beyond."""
@@ -249,20 +248,9 @@ WITHIN = {
             set_all()
     """,
 }
-WITHIN_CASES = [
-    name
-    if name == "no_grad"
-    else pytest.param(
-        name,
-        marks=pytest.mark.xfail(
-            strict=True, reason="the copy into the shared memory is seen by what watches operators"
-        ),
-    )
-    for name in WITHIN
-]
 
 
-@pytest.mark.parametrize("within", WITHIN_CASES)
+@pytest.mark.parametrize("within", WITHIN)
 def test_sending_is_no_operation_that_modes_transforms_or_traces_see(within: str) -> None:
     check(
         """
@@ -291,17 +279,14 @@ def test_sending_is_no_operation_that_modes_transforms_or_traces_see(within: str
     )
 
 
-@pytest.mark.xfail(strict=True, reason="an empty tensor arrives")
 def test_a_parameter_without_a_shape_is_refused_by_name() -> None:
     check_sent_or_refused("torch.nn.UninitializedParameter()", "", "ninitialized")
 
 
-@pytest.mark.xfail(strict=True, reason="it is called a sparse one")
 def test_an_opaque_tensor_is_refused_by_name() -> None:
     check_sent_or_refused("torch.ones(3).to_mkldnn()", "", "mkldnn", "to_dense")
 
 
-@pytest.mark.xfail(strict=True, reason="t.as_subclass(torch.Tensor) is named instead")
 def test_a_dtensor_is_refused_with_what_to_call_instead() -> None:
     check_python(
         """

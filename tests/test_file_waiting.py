@@ -95,7 +95,6 @@ def test_threads_that_wait_for_one_future_in_every_way(peer: Peer, callback_too:
         assert not callback_too or seen.wait(20)
 
 
-@pytest.mark.xfail(strict=True, reason="who takes the value makes it, in the mode of its thread")
 @pytest.mark.parametrize("size", [(3,), (100_000,), (0,)], ids=str)
 def test_the_mode_of_the_thread_that_waits_makes_no_difference_to_the_value(
     peer: Peer, size: tuple[int, ...]

@@ -103,7 +103,6 @@ def test_the_report_shows_that_the_memory_cannot_be_reached(report_without_proc:
 
 
 @as_root
-@pytest.mark.xfail(strict=True, reason="a process that /proc does not show is taken for dead")
 def test_the_report_says_why(report_without_proc: str) -> None:
     assert "has ended" not in report_without_proc, "it lives"
 

@@ -1,4 +1,7 @@
-"""A promise that says on which device its value is to be. On the fake accelerator."""
+"""A promise that says on which device its value is to be.
+
+On the fake accelerator, or CUDA; each test in a process of its own (on_accelerator.py).
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,17 @@ import pickle
 import fake_accelerator as fake
 import pytest
 import torch
-from on_fake import WAIT_WAYS, assert_pending, error_of, forked, on_fake, value_of
+from on_accelerator import *  # noqa: F403
 
 import dtorch_ops
 
 pytestmark = pytest.mark.timeout(600)  # the first one may have to build the fake
 
 FROM_AND_TO = [
-    ("cpu", "fake:1"),
-    ("fake:1", "cpu"),
-    ("fake:1", "fake:2"),
-    ("fake:1", "fake:1"),
+    ("cpu", "here"),
+    ("here", "cpu"),
+    ("here", "there"),
+    ("here", "here"),
     ("cpu", "cpu"),
 ]
 ways = pytest.mark.parametrize("source, wanted", FROM_AND_TO)
@@ -26,7 +29,7 @@ sizes = pytest.mark.parametrize("size", [3, 100_000])
 
 @ways
 @sizes
-@on_fake()
+@on_accelerator()
 def test_in_one_process(source, wanted, size):
     promise = dtorch_ops.TensorPromise(device=wanted)
     future = promise.get_future()
@@ -42,11 +45,8 @@ def test_in_one_process(source, wanted, size):
 
 @ways
 @sizes
-@pytest.mark.parametrize("shares", [False, True])
-@on_fake()
-def test_from_another_process(source, wanted, size, shares):
-    if shares:
-        fake.share_memory()
+@on_accelerator()
+def test_from_another_process(source, wanted, size):
     promise = dtorch_ops.TensorPromise(device=wanted)
     future = promise.get_future()
 
@@ -63,21 +63,43 @@ def test_from_another_process(source, wanted, size, shares):
     child.end()
 
 
+@ways
+@sizes
+@on_fake("it has such memory")
+def test_where_memory_of_devices_is_shared(source, wanted, size):
+    fake.share_memory()
+    promise = dtorch_ops.TensorPromise(device=wanted)
+    future = promise.get_future()
+
+    def producer(link):
+        own = pickle.loads(link.recv())
+        own.set_value(torch.full((size,), 4.0, device=source))
+        link.recv()
+
+    child = forked(producer)
+    child.say(pickle.dumps(promise))
+    got = value_of(future)
+    assert got.device == torch.device(wanted) and got.unique().tolist() == [4]
+    assert fake.sharing_calls()[0] == int(source == wanted != "cpu" and size > 3)
+    child.say()
+    child.end()
+
+
 @pytest.mark.parametrize("way", WAIT_WAYS)
-@on_fake()
+@on_accelerator()
 def test_no_way_of_waiting_has_the_value_before_the_copy(way):
     promise = dtorch_ops.TensorPromise(device="cpu")
     future = promise.get_future()
-    tensor = torch.zeros(1000, device="fake")
-    fake.drain("fake")
-    with fake.held("fake"):
+    tensor = torch.zeros(1000, device=DEVICE)
+    drain(DEVICE)
+    with held(DEVICE):
         promise.set_value(tensor.add_(1))
         tensor.add_(1)
         assert_pending(future)
     assert WAIT_WAYS[way](future).tolist() == [1] * 1000
 
 
-@on_fake()
+@on_fake(COUNTS)
 def test_making_one_asks_no_driver():
     fake.reset_counters()
     promise = dtorch_ops.TensorPromise(device="fake:3")
@@ -85,7 +107,7 @@ def test_making_one_asks_no_driver():
     assert not fake.is_initialized() and fake.counters().device_counts == 0
 
 
-@on_fake()
+@on_fake("so many devices it has, and no more")
 def test_a_device_that_there_is_not_is_told_to_who_sets_and_to_who_waits():
     promise = dtorch_ops.TensorPromise(device="fake:9")
     error = error_of(lambda: promise.set_value(torch.ones(3)))
@@ -100,10 +122,10 @@ def test_a_device_that_there_is_not_is_told_to_who_sets_and_to_who_waits():
     child.end()
 
 
-@on_fake()
+@on_accelerator()
 def test_the_copy_is_differentiable():
     source = torch.ones(3, requires_grad=True)
-    promise = dtorch_ops.TensorPromise(device="fake:1")
+    promise = dtorch_ops.TensorPromise(device=DEVICES[-1])
     promise.set_value(source * 2)
     value_of(promise.get_future()).sum().cpu().backward()
     assert source.grad.tolist() == [2, 2, 2]

@@ -161,7 +161,7 @@ PyObject* Wait(PyObject* self, PyObject* args, PyObject* kwargs) {
 PyObject* Value(PyObject* self, PyObject*) {
   return Guarded([&] {
     Handle& handle = HandleOf(self);
-    if (!handle.fut->completed()) {
+    if (!IsComplete(handle.fut)) {
       throw DTorchError("expected a complete future, got a pending one: wait() or await it first");
     }
     return Read(handle).release().ptr();
@@ -169,7 +169,7 @@ PyObject* Value(PyObject* self, PyObject*) {
 }
 
 PyObject* IsReady(PyObject* self, PyObject*) {
-  return Guarded([&] { return PyBool_FromLong(HandleOf(self).fut->completed()); });
+  return Guarded([&] { return PyBool_FromLong(IsComplete(HandleOf(self).fut)); });
 }
 
 PyObject* Valid(PyObject* self, PyObject*) {

@@ -4,7 +4,7 @@
 #include "dtorch/base/fork.h"
 #include "dtorch/base/host.h"
 #include "dtorch/future/outcome.h"
-#include "dtorch/ops/subclass.h"
+#include "dtorch/promise/value_check.h"
 
 #include "python/awaiting.h"
 #include "python/errors.h"
@@ -46,6 +46,11 @@ std::string CheckSubclass(const at::Tensor& tensor) {
       return "expected a plain tensor, got a jagged nested one: pass t.values() and t.offsets(), "
              "or "
              "torch.nested.to_padded_tensor(t, 0)";
+    }
+    if ((name == "UninitializedParameter" || name == "UninitializedBuffer") &&
+        module.rfind("torch.nn", 0) == 0) {
+      return "expected a tensor with a shape, got an uninitialized one of torch.nn, " + name +
+             ": call its materialize(shape), or the module that has it, first";
     }
     if (name != "DTensor" || module.rfind("torch.distributed", 0) != 0) continue;
     return "expected a plain tensor, got a torch.distributed.tensor.DTensor, whose value is spread "

@@ -1,5 +1,6 @@
 """Builds libfake_accelerator.so and libfake_sharing.so into build/fake_accelerator, when their
-sources have changed."""
+sources have changed.
+"""
 
 from __future__ import annotations
 

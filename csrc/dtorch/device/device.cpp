@@ -6,7 +6,6 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 
-#include <optional>
 #include <sstream>
 
 namespace dtorch {
@@ -49,34 +48,14 @@ void CheckHasEvents(c10::Device device, const char* op) {
       device, "; copy the tensor to the CPU first: t.cpu()");
 }
 
-namespace {
-
-// The accelerator, unless it is not in use yet.
-std::optional<c10::DeviceType> AcceleratorInUse() {
-  const auto type = at::getAccelerator(/*checked=*/false);
-  if (!type) return std::nullopt;
-  // It knows without the driver, which a fork of a process that has called it breaks. (And a fake
-  // tensor mode puts a guard of one device in the place of a missing driver's.)
-  auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(*type));
-  if (allocator && !allocator->initialized()) return std::nullopt;
-  return type;
-}
-
-}  // namespace
-
-std::vector<c10::Device> DevicesOfFutures() {
-  std::vector<c10::Device> devices;
-  const auto type = AcceleratorInUse();
-  if (!type || InitializedDevices().empty()) return devices;
-  const auto count = c10::impl::getDeviceGuardImpl(*type)->deviceCount();
-  for (c10::DeviceIndex i = 0; i < count; ++i) devices.emplace_back(*type, i);
-  return devices;
-}
-
 std::vector<c10::Device> InitializedDevices() {
   std::vector<c10::Device> devices;
-  const auto type = AcceleratorInUse();
+  const auto type = at::getAccelerator(/*checked=*/false);
   if (!type) return devices;
+  // Asked first: it knows without the driver, which a fork of a process that has called it breaks.
+  // (And a fake tensor mode puts a guard of one device in the place of a missing driver's.)
+  auto* allocator = dynamic_cast<c10::DeviceAllocator*>(c10::GetAllocator(*type));
+  if (allocator && !allocator->initialized()) return devices;
   const auto& hooks = at::globalContext().getAcceleratorHooksInterface(*type);
   const auto count = c10::impl::getDeviceGuardImpl(*type)->deviceCount();
   for (c10::DeviceIndex i = 0; i < count; ++i) {

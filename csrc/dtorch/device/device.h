@@ -25,10 +25,6 @@ inline bool IsAccelerator(c10::Device device) { return !device.is_cpu() && !devi
 /// The accelerator devices on which something may be queued. Never initialises one.
 DTORCH_API std::vector<c10::Device> InitializedDevices();
 
-/// What the future of a promise is made with: all devices of the accelerator, used or not, if it is
-/// in use. Torch refuses a value of any other; of a future without devices, none.
-std::vector<c10::Device> DevicesOfFutures();
-
 /// Whether `a` and `b` name the same device; one without an index is the current one of its type.
 DTORCH_API bool IsSameDevice(c10::Device a, c10::Device b);
 

@@ -5,9 +5,11 @@
 #include "dtorch/device/sharing.h"
 #include "dtorch/device/streams.h"
 #include "dtorch/promise/promise_state.h"
+#include "dtorch/promise/unseen.h"
 
 #include <c10/core/StreamGuard.h>
 
+#include <optional>
 #include <utility>
 
 namespace dtorch {
@@ -59,24 +61,28 @@ void Deliver(const FuturePtr& future, at::Tensor value, c10::Device device) {
     CheckDevice(device, kOp);
   }
   auto reservation = ReserveFuture(future);
-  if (device.is_cpu() && value.is_cpu()) {
-    reservation->SetValue(std::move(value));
-  } else if (!value.is_cpu() && IsSameDevice(device, value.device())) {
-    Start(CopyOut(value), std::move(reservation));
-  } else if (!value.is_cpu()) {
-    const c10::StreamGuard guard(UploadStream(value.device()));
-    Transfer transfer = FetchTo(value, device, kOp);
-    transfer.keep.push_back(std::move(value));  // its memory is another process's to write to
-    Start(std::move(transfer), std::move(reservation));
-  } else if (HasDevice(device)) {
-    Start(FetchTo(value, device, kOp), std::move(reservation));
+  std::optional<Transfer> transfer;
+  {
+    const Unseen unseen;  // the thread is one of ours, or happens to wait
+    if (!value.is_cpu() && IsSameDevice(device, value.device())) {
+      transfer = CopyOut(value);
+    } else if (!value.is_cpu()) {
+      const c10::StreamGuard guard(UploadStream(value.device()));
+      transfer = FetchTo(value, device, kOp);
+      transfer->keep.push_back(value);  // its memory is another process's to write to
+    } else if (!device.is_cpu() && HasDevice(device)) {
+      transfer = FetchTo(value, device, kOp);
+    }
+  }
+  if (transfer) {
+    Start(*std::move(transfer), std::move(reservation));
   } else {
     reservation->SetValue(std::move(value));
   }
 }
 
 const bool registered [[maybe_unused]] = [] {
-  SetAcceleratorValues({Fulfil, Deliver, ProvideMemory, DevicesOfFutures});
+  SetAcceleratorValues({Fulfil, Deliver, ProvideMemory, InitializedDevices});
   return true;
 }();
 

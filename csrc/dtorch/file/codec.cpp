@@ -2,13 +2,15 @@
 
 #include "dtorch/base/fork.h"
 #include "dtorch/promise/device_memory.h"
+#include "dtorch/promise/unseen.h"
+#include "dtorch/promise/value_check.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
-#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
@@ -44,21 +46,53 @@ c10::ScalarType SameSize(const at::Tensor& tensor) {
 
 }  // namespace
 
+namespace {
+
+// Whether the elements that the shape names are all in memory: what shards a model frees storages,
+// and leaves the tensors.
+bool HasItsElements(const at::Tensor& value) {
+  const size_t needed =
+      at::detail::computeStorageNbytes(value.sizes(), value.strides(), value.element_size(),
+                                       static_cast<size_t>(value.storage_offset()));
+  return needed <= value.storage().nbytes();
+}
+
+}  // namespace
+
 void CheckSendable(const at::Tensor& value) {
+  const std::string reason =
+      value.defined() && value.numel() == 0 ? AnySubclassReason(value) : SubclassReason(value);
+  TORCH_CHECK_TYPE(reason.empty(), "promise: ", reason);
   if (value.is_nested() || value.layout() == c10::kJagged) {
     Refuse("nested", "send t.values() and t.offsets(), or t.to_padded_tensor()");
   }
   if (value.key_set().has(c10::DispatchKey::Python)) {
     Refuse("subclass", "pass its plain tensor, t.as_subclass(torch.Tensor)");
   }
+  if (value.key_set().has(c10::DispatchKey::Functionalize)) {
+    Refuse("functional", "it is a stand-in inside of a transformation: send what that returns");
+  }
+  if (value.layout() == c10::kMkldnn) Refuse("mkldnn", "send t.to_dense()");
   if (value.layout() != c10::kStrided) Refuse("sparse", "send t.to_dense(), or its parts");
   if (value.is_quantized()) Refuse("quantised", "send t.int_repr(), or t.dequantize()");
   if (value.is_meta()) Refuse("meta", "it has no data");
+  if (value._is_zerotensor()) return;
+  if (!value.has_storage()) Refuse("wrapped", "send what the transform of torch.func returns");
+  if (!HasItsElements(value)) {
+    Refuse("freed",
+           "its storage is smaller than its shape (it was resized, by what shards a model, "
+           "say): send it while it is whole");
+  }
 }
 
 at::Tensor Sendable(const at::Tensor& value) {
-  if (value.is_cpu() && !value.is_conj() && !value.is_neg()) return value;  // as nearly always
-  at::NoGradGuard no_grad;
+  constexpr c10::DispatchKeySet kLazy{c10::DispatchKey::Conjugate, c10::DispatchKey::Negative,
+                                      c10::DispatchKey::ZeroTensor};
+  if (value.is_cpu() && !value.key_set().has_any(kLazy)) return value;  // as nearly always
+  const Unseen unseen;
+  if (value._is_zerotensor()) {
+    return at::zeros(value.sizes(), at::TensorOptions().dtype(value.scalar_type()));
+  }
   return value.detach().cpu().resolve_conj().resolve_neg();
 }
 
@@ -106,13 +140,14 @@ void Write(const at::Tensor& sendable, std::byte* bytes) {
     }
     const int threads = at::get_num_threads();
   } one_thread;
-  at::NoGradGuard no_grad;
+  const Unseen unseen;
   const auto dtype = SameSize(sendable);
   at::from_blob(bytes, sendable.sizes(), at::TensorOptions().dtype(dtype))
       .copy_(sendable.view(dtype));
 }
 
 at::Tensor Read(shm::Received received) {
+  const Unseen unseen;  // a thread that waits reads it as the listening thread would
   if (!received.defect.empty()) {
     throw std::runtime_error("what the producer published makes no sense: " + received.defect);
   }

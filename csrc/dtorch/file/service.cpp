@@ -93,6 +93,11 @@ class Service::End final : public OwnerEnd, public std::enable_shared_from_this<
   void Hold() override { service_.mailbox_.HoldAtHome(place()); }
   void Drop() override { service_.mailbox_.DropAtHome(place()); }
 
+  void Poll() override {
+    if (generation_ != ForkGeneration()) return;
+    if (auto event = Look()) service_.Deliver(*std::move(event));
+  }
+
   std::unique_ptr<Alarm> Listen() override {
     class SlotAlarm final : public Alarm {
      public:

@@ -65,6 +65,7 @@ class Collector : public std::enable_shared_from_this<Collector> {
     void OnRelease() override {
       if (const auto collector = collector_.lock()) collector->LetGo();
     }
+    void Poll() override {}  // the members tell
     std::unique_ptr<Alarm> Listen() override { return nullptr; }
 
    private:

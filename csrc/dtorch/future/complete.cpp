@@ -1,6 +1,7 @@
 #include "dtorch/future/complete.h"
 
 #include "dtorch/base/host.h"
+#include "dtorch/future/outcome.h"
 
 #include <deque>
 #include <functional>
@@ -112,10 +113,12 @@ DeferCallbacks::~DeferCallbacks() {
 
 namespace {
 
-// Without devices nobody asks which storages a value has, and to find them takes longer than all
-// else.
+// Torch refuses a value of a device that the future was not made with, one that was not in use
+// then; it asks the storages, which may be said to be none. Nor does anybody ask without devices,
+// and to find the storages takes longer than all else. See RecordUse() for what torch then leaves
+// to us.
 void MarkCompleted(c10::ivalue::Future& future, c10::IValue value) {
-  if (future.devices().empty()) {
+  if (future.devices().empty() || (value.isTensor() && !KnowsDeviceOf(future, value.toTensor()))) {
     future.markCompleted(std::move(value),
                          std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>>());
   } else {

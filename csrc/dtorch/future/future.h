@@ -28,7 +28,7 @@ class DTORCH_API FutureHandle {
   void Wait(int64_t timeout_ms) const;
   /// Blocks without a limit.
   void Wait() const;
-  bool IsReady() const { return future_->completed(); }
+  bool IsReady() const { return IsComplete(future_); }
   /// True until Get() has consumed the result.
   bool Valid() const { return !consumed_; }
   const FuturePtr& future() const { return future_; }

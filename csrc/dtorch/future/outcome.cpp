@@ -3,6 +3,8 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
+
 namespace dtorch {
 namespace {
 
@@ -13,7 +15,7 @@ std::exception_ptr ErrorInValue(const c10::IValue& value) {
 }
 
 // A future that was made before the device was in use does not know it, and does not tell the
-// allocator that the current stream uses the value.
+// allocator that the current stream uses the value. (It is there: it was waited for.)
 void RecordUse(const at::Tensor& value) {
   if (!value.defined() || value.is_cpu() || value.is_meta() || !value.has_storage()) return;
   if (value.key_set().has(c10::DispatchKey::Python)) return;  // a fake one, say, of no device here
@@ -30,10 +32,16 @@ std::exception_ptr ErrorOf(const FuturePtr& future) {
   return ErrorInValue(future->constValue());
 }
 
+bool KnowsDeviceOf(const c10::ivalue::Future& future, const at::Tensor& value) {
+  const auto& devices = future.devices();
+  return value.defined() &&
+         std::find(devices.begin(), devices.end(), value.device()) != devices.end();
+}
+
 c10::IValue ValueOf(const FuturePtr& future) {
   future->wait();  // complete: only orders the current streams
   c10::IValue value = future->value();
-  if (value.isTensor() && future->devices().empty()) RecordUse(value.toTensor());
+  if (value.isTensor() && !KnowsDeviceOf(*future, value.toTensor())) RecordUse(value.toTensor());
   if (auto error = ErrorInValue(value)) std::rethrow_exception(error);
   return value;
 }

@@ -24,4 +24,7 @@ DTORCH_API std::exception_ptr ErrorOf(const FuturePtr& future);
 /// calling thread; throws its error. Does not block.
 DTORCH_API c10::IValue ValueOf(const FuturePtr& future);
 
+/// Whether the future was made with the device of `value`: then torch sees to the order of streams.
+bool KnowsDeviceOf(const c10::ivalue::Future& future, const at::Tensor& value);
+
 }  // namespace dtorch

@@ -47,7 +47,7 @@ bool WaitUntil(const FuturePtr& future, Deadline deadline) {
   if (future->completed()) return true;
   PrepareToBlock();
   if (future->completed()) return true;
-  if (deadline.HasPassed()) return false;
+  if (deadline.HasPassed()) return IsComplete(future);
   HostUnlocked unlocked;
   const std::shared_ptr<Source> source = SourceOf(future);
   const std::unique_ptr<Alarm> alarm = source ? source->Listen() : nullptr;

@@ -356,6 +356,14 @@ std::shared_ptr<Source> SourceOf(const FuturePtr& future) {
       future.get(), [](WaiterList& list) { return list.source; }, std::shared_ptr<Source>());
 }
 
+bool IsComplete(const FuturePtr& future) {
+  if (future->completed()) return true;
+  const std::shared_ptr<Source> source = SourceOf(future);
+  if (!source) return false;
+  source->Poll();
+  return future->completed();
+}
+
 namespace {
 DropFunction drop_function = nullptr;
 }

@@ -28,6 +28,10 @@ class DTORCH_API Source {
   /// A holder of the pending future has gone: see ReleaseFuture().
   virtual void OnRelease() = 0;
 
+  /// Completes the future, if its value is there and nobody was told yet. Never blocks, and runs no
+  /// callbacks of the user.
+  virtual void Poll() = 0;
+
   /// For a thread that is about to wait for the future: what wakes it when the value is there, so
   /// that it need not wait for another thread to see that first. nullptr if there is none.
   virtual std::unique_ptr<Alarm> Listen() = 0;
@@ -113,6 +117,9 @@ DTORCH_API std::optional<c10::Device> WantedDevice(const FuturePtr& future);
 DTORCH_API std::shared_ptr<Source> SetSource(const FuturePtr& future,
                                              std::shared_ptr<Source> source);
 DTORCH_API std::shared_ptr<Source> SourceOf(const FuturePtr& future);
+
+/// Whether the future is complete, or its source has what completes it: then it is, on return.
+DTORCH_API bool IsComplete(const FuturePtr& future);
 
 /// Drops a share of a future, and tells its source, if it is pending and has one: that has a share
 /// too, and gives it up if it is the last.

@@ -1,24 +1,17 @@
 #include "dtorch/ops/subclass.h"
 
+#include "dtorch/promise/value_check.h"
+
 #include <ATen/core/PythonFallbackKernel.h>
 #include <c10/util/Exception.h>
 
 namespace dtorch {
-namespace {
-SubclassCheck subclass_check = nullptr;
-}
-
-void SetSubclassCheck(SubclassCheck check) { subclass_check = check; }
-
 void CheckSubclassKernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                          torch::jit::Stack* stack) {
-  if (subclass_check) {
-    for (const c10::IValue& arg : torch::jit::last(*stack, op.schema().arguments().size())) {
-      if (!arg.isTensor() || !arg.toTensor().defined()) continue;
-      if (!arg.toTensor().key_set().has(c10::DispatchKey::Python)) continue;
-      const std::string reason = subclass_check(arg.toTensor());
-      TORCH_CHECK_TYPE(reason.empty(), op.schema().name(), ": ", reason);
-    }
+  for (const c10::IValue& arg : torch::jit::last(*stack, op.schema().arguments().size())) {
+    if (!arg.isTensor()) continue;
+    const std::string reason = SubclassReason(arg.toTensor());
+    TORCH_CHECK_TYPE(reason.empty(), op.schema().name(), ": ", reason);
   }
   // The rest is what PyTorch's own kernel for this key does.
   at::impl::MaybeSetTLSOnEntryGuard guard;

@@ -60,7 +60,7 @@ void WaitAllOp(Stack& stack) {
 
 void IsReadyOp(Stack& stack) {
   const FuturePtr future = torch::jit::pop(stack).toFuture();
-  torch::jit::push(stack, future->completed());
+  torch::jit::push(stack, IsComplete(future));
 }
 
 void WaitForOp(Stack& stack) {

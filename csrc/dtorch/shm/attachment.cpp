@@ -70,10 +70,14 @@ Attachment::Attachment(const Address& address)
   DTORCH_TEST_POINT("opening");
   owner_watch_ = WatchProcess(address.owner);
   if (!owner_watch_) {
-    throw Unreachable("process " + std::to_string(address.owner.pid) +
-                      (errno == ESRCH
-                           ? std::string(" has ended")
-                           : std::string(" cannot be watched: ") + std::strerror(errno)));
+    const int error = errno;
+    std::string why = std::string(" cannot be watched: ") + std::strerror(error);
+    if (error == ESRCH) {
+      why = ProcIsOurs() ? " has ended"
+                         : " cannot be found: /proc shows another PID namespace than this "
+                           "process's; mount its own there (unshare --mount-proc)";
+    }
+    throw Unreachable("process " + std::to_string(address.owner.pid) + why);
   }
   memory_ = OpenDescriptor(address, address.memory_fd, O_RDWR);
   struct stat info{};
@@ -150,10 +154,11 @@ void Attachment::AfterForkInParent() {
   mutex_.unlock();
 }
 
-void Attachment::AfterForkInChild() {
-  alive_.Reset();  // the parent's
+void Attachment::AfterForkInChild(bool may_take_over) {
+  // The parent's, which counts as alive until this process has taken over.
+  const Fd parents_alive = std::move(alive_);
   try {
-    if (held_ > 0) {
+    if (held_ > 0 && may_take_over) {
       const uint32_t parents = lane_;
       inherits_loans_ = inherits_loans_ || lane_memory_.IsLending();
       inherited_.push_back(std::move(lane_mapping_));
@@ -421,12 +426,18 @@ void Attachment::FreeBlock(uint64_t block) {
 void Attachment::Abandon(uint32_t slot, uint32_t generation) {
   const auto lane = static_cast<uint16_t>(lane_);
   const uint64_t pending = SlotWord{State::kPending, 0, generation}.Pack();
+  // Whoever dropped it meanwhile saw it claimed; and if this process dies now, what it was about
+  // shows, as in Drop().
+  std::lock_guard<std::mutex> lock(mutex_);
+  auto& dropping = meta_.lane(lane_).dropping;
+  dropping.store(slot + 1);
   for (const State state : {State::kAsking, State::kClaimed}) {  // an answer may come in between
     uint64_t expected = SlotWord{state, lane, generation}.Pack();
     if (meta_.slot(slot).word.compare_exchange_strong(expected, pending)) break;
   }
-  // Whoever dropped it meanwhile saw it claimed.
+  DTORCH_TEST_POINT("abandoned");
   if (meta_.hold(lane_, slot).load() != generation) Attend(slot);
+  dropping.store(0);
 }
 
 void Attachment::Attend(uint32_t slot) {

@@ -120,7 +120,7 @@ class DTORCH_API Attachment {
 
   void BeforeFork();
   void AfterForkInParent();
-  void AfterForkInChild();
+  void AfterForkInChild(bool may_take_over);
   bool IsInert() const;
   void ClaimLane(uint32_t forked_from = 0);
   void SetReadyBit(uint32_t slot);

@@ -73,7 +73,8 @@ struct ForkOfAttachments {
       holds = holds || each->held_ > 0;
     }
     int ends[2];
-    // Without descriptors to be had for it the parent goes on at once.
+    // Without descriptors to be had for it the parent does not wait, and the child takes nothing
+    // over: the parent's holds may be gone by then.
     if (!holds || pipe2(ends, O_CLOEXEC) != 0) return;
     child_works = Fd(ends[0]);
     working = Fd(ends[1]);
@@ -95,7 +96,8 @@ struct ForkOfAttachments {
   static void InChild() {
     child_works.Reset();
     Table& table = Attachments();
-    for (const auto& each : table.attachments) each->AfterForkInChild();
+    for (const auto& each : table.attachments)
+      each->AfterForkInChild(/*may_take_over=*/static_cast<bool>(working));
     // Whatever still uses them keeps them.
     std::erase_if(table.attachments, [](const auto& each) { return each->IsInert(); });
     table.owners.Reset();    // the parent's thread looks at it

@@ -649,6 +649,7 @@ void Mailbox::Scan() {
   for (const uint32_t lane : std::exchange(unwatched_, {})) {
     if (lanes_[lane]) TryWatchProcess(lane);
   }
+  if (!ended_.empty()) WatchNewLanes();  // a child may look at what the dead have lent
   for (const uint32_t lane : std::exchange(ended_, {})) {
     // Asked again: the lane may be another process's by now.
     if (!lanes_[lane]) continue;

@@ -83,6 +83,12 @@ Fd WatchDescriptor(ProcessId process, int number, uint64_t inode) {
   return Fd(open(link.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
 }
 
+bool ProcIsOurs() {
+  char link[32] = {};
+  const ssize_t size = readlink("/proc/self", link, sizeof(link) - 1);
+  return size > 0 && strtol(link, nullptr, 10) == getpid();
+}
+
 uint64_t PidNamespace() {
   struct stat info{};
   return stat("/proc/self/ns/pid", &info) == 0 ? info.st_ino : 0;

@@ -42,4 +42,7 @@ DTORCH_API Fd WatchDescriptor(ProcessId process, int number, uint64_t inode);
 /// The inode of this process's PID namespace: a pid means something only inside of one.
 DTORCH_API uint64_t PidNamespace();
 
+/// Whether /proc shows this process's own PID namespace: it names others otherwise.
+DTORCH_API bool ProcIsOurs();
+
 }  // namespace dtorch
