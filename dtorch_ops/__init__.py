@@ -7,8 +7,10 @@ tensor([1., 1.])
 
 from . import _library as _library  # first: checks torch, loads the operators
 from . import _build_info
+from . import _compile as _compile
 from . import _fake as _fake
 from . import _torchscript as _torchscript
+from . import functional as functional
 from ._library import cmake_prefix_path
 from .convert import to_torch, to_torch_async
 from .devices import sync, sync_future
@@ -41,6 +43,7 @@ __all__ = [
     "cmake_prefix_path",
     "collect_all",
     "collect_any",
+    "functional",
     "set_cache_limit",
     "stats",
     "sync",

@@ -17,8 +17,18 @@ def _get_tensor_async(
     return promise.get_future()
 
 
+def _get_start(self: Tensor, *, device: torch.device | None = None) -> Tensor:
+    return torch.zeros(1, dtype=torch.uint8, device="cpu")
+
+
+def _get_wait(handle: Tensor, source: Tensor, *, device: torch.device | None = None) -> Tensor:
+    return source.detach().to(device, copy=True).resolve_conj().resolve_neg()
+
+
 def install() -> None:
     torch.library.register_fake("dtorch::get_tensor_async", _get_tensor_async)
+    torch.library.register_fake("dtorch::get_start", _get_start)
+    torch.library.register_fake("dtorch::get_wait", _get_wait)
 
 
 install()

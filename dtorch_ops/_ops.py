@@ -10,7 +10,12 @@ from . import _C
 from . import _library as _library  # loads the operators
 
 get_tensor_async = torch.ops.dtorch.get_tensor_async.default
+get_start = torch.ops.dtorch.get_start.default
+get_wait = torch.ops.dtorch.get_wait.default
 sync = torch.ops.dtorch.sync.default
+
+#: Those that a graph may hold, and must keep as they stand.
+EFFECTS = (get_start, get_wait)
 
 _CHECKED = (
     "collect_all",

@@ -23,6 +23,8 @@ MODULES = (
     "_library",
     "_C",  # native
     "_ops",
+    "_compile",
+    "functional",
     "_asyncio",
     "errors",
     "future",

@@ -2,6 +2,7 @@
 
 #include "dtorch/base/error.h"
 #include "dtorch/ops/boxing.h"
+#include "dtorch/ops/functional.h"
 #include "dtorch/ops/get_tensor.h"
 #include "dtorch/ops/schemas.h"
 #include "dtorch/ops/subclass.h"
@@ -54,6 +55,8 @@ TORCH_LIBRARY(dtorch, m) {
 
   m.def(Schema(schemas::kGetTensorAsync));
   m.def(Schema(schemas::kGetTensor));
+  m.def(Schema(schemas::kGetStart));
+  m.def(Schema(schemas::kGetWait));
   m.def(Schema(schemas::kGetFuture));
   m.def(Schema(schemas::kGetFutureVoid));
   m.def(Schema(schemas::kSync));
@@ -65,6 +68,8 @@ TORCH_LIBRARY(dtorch, m) {
 TORCH_LIBRARY_IMPL(dtorch, CompositeExplicitAutograd, m) {
   m.impl("get_tensor_async", Boxed<&GetTensorAsyncKernel>());
   m.impl("get_tensor", Boxed<&GetTensorKernel>());
+  m.impl("get_start", &GetStartKernel);
+  m.impl("get_wait", &GetWaitKernel);
   m.impl("get_future", Boxed<&GetFutureKernel>());
   m.impl("get_future.void", Boxed<&GetFutureKernel>());
   m.impl("sync", Boxed<&SyncKernel>());
@@ -78,16 +83,22 @@ TORCH_LIBRARY_IMPL(dtorch, Autograd, m) {
   m.impl("get_tensor_async",
          torch::CppFunction::makeFromBoxedFunction<&GetTensorAsyncAutogradKernel>());
   m.impl("get_tensor", torch::CppFunction::makeFallthrough());
+  m.impl("get_start", torch::CppFunction::makeFallthrough());
+  m.impl("get_wait", &GetWaitAutogradKernel);
 }
 
 // A lazily conjugated or negated tensor is handed on as it is, not resolved into a copy.
 TORCH_LIBRARY_IMPL(dtorch, Conjugate, m) {
   m.impl("get_tensor_async", torch::CppFunction::makeFallthrough());
   m.impl("get_tensor", torch::CppFunction::makeFallthrough());
+  m.impl("get_start", torch::CppFunction::makeFallthrough());
+  m.impl("get_wait", torch::CppFunction::makeFallthrough());
 }
 TORCH_LIBRARY_IMPL(dtorch, Negative, m) {
   m.impl("get_tensor_async", torch::CppFunction::makeFallthrough());
   m.impl("get_tensor", torch::CppFunction::makeFallthrough());
+  m.impl("get_start", torch::CppFunction::makeFallthrough());
+  m.impl("get_wait", torch::CppFunction::makeFallthrough());
 }
 TORCH_LIBRARY_IMPL(dtorch, ZeroTensor, m) {
   m.impl("get_tensor_async", torch::CppFunction::makeFallthrough());
@@ -103,6 +114,8 @@ TORCH_LIBRARY_IMPL(dtorch, FuncTorchDynamicLayerFrontMode, m) {
 TORCH_LIBRARY_IMPL(dtorch, PythonTLSSnapshot, m) {
   m.impl("get_tensor_async", torch::CppFunction::makeFromBoxedFunction<&CheckSubclassKernel>());
   m.impl("get_tensor", torch::CppFunction::makeFromBoxedFunction<&CheckSubclassKernel>());
+  m.impl("get_start", torch::CppFunction::makeFromBoxedFunction<&CheckSubclassKernel>());
+  m.impl("get_wait", torch::CppFunction::makeFromBoxedFunction<&CheckSubclassKernel>());
 }
 
 }  // namespace dtorch

@@ -14,6 +14,12 @@ inline constexpr char kGetTensorAsync[] =
 inline constexpr char kGetTensor[] =
     "get_tensor(Tensor self, " DTORCH_TENSOR_PROMISE " promise) -> ()";
 
+// The same for graphs, which cannot hold a future. The handle is a tensor of one byte that owns the
+// fetch; `source` and `device` are those of the start.
+inline constexpr char kGetStart[] = "get_start(Tensor self, *, Device? device=None) -> Tensor";
+inline constexpr char kGetWait[] =
+    "get_wait(Tensor handle, Tensor source, *, Device? device=None) -> Tensor";
+
 // The future of a promise.
 inline constexpr char kGetFuture[] =
     "get_future(" DTORCH_TENSOR_PROMISE " promise) -> Future(Tensor)";

@@ -1,0 +1,111 @@
+"""The fetch as two functions of tensors only, for graphs, which cannot hold a future.
+
+``torch.compile(fullgraph=True)``, ``torch.export`` and AOTInductor take the pair:
+
+>>> @torch.compile(fullgraph=True, backend="eager")
+... def step(x):
+...     fetch = dtorch_ops.functional.get_start(x.sum(), device="cpu")
+...     y = x * 2  # what stands here runs beside the copy
+...     return y, dtorch_ops.functional.get_wait(fetch)
+>>> step(torch.ones(3))
+(tensor([2., 2., 2.]), tensor(3.))
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import _ops
+
+__all__ = ["Transfer", "get_start", "get_wait"]
+
+Device = torch.device | str | int
+
+
+class Transfer(NamedTuple):
+    """A fetch that has been started: for :func:`get_wait`, once. What is in it is private.
+
+    A tuple of tensors, so that it passes into and out of compiled regions.
+    """
+
+    handle: Tensor
+    source: Tensor
+    device: torch.device | None
+
+
+def as_device(device: Device | None) -> torch.device | None:
+    """``device`` as torch has it, with our errors."""
+    if device is None or isinstance(device, torch.device):
+        return device
+    if isinstance(device, bool) or not isinstance(device, (str, int)):
+        raise TypeError(
+            "device: expected a torch.device, a string or an index, got " + type(device).__name__
+        )
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(
+            f"device: expected one that torch knows, got {device!r}: {error}"
+        ) from None
+
+
+def get_start(input: Tensor, device: Device | None = None) -> Transfer:
+    """Begin to take a snapshot of ``input``; returns at once.
+
+    ``get_wait(get_start(t, device))`` equals ``dtorch_ops.to_torch(t, device=device, copy=True)``
+    at the place of the start, whatever is written to ``t`` afterwards. On an accelerator the copy
+    runs beside what the current stream is given between the two; on the CPU it is made at once.
+    In a graph both run exactly once, in their order.
+
+    Args:
+        input: a tensor of any shape and dtype, as for :func:`dtorch_ops.to_torch_async`.
+        device: where the snapshot is to be; None is where ``input`` is.
+
+    Returns:
+        What :func:`get_wait` takes, once.
+
+    Raises:
+        What :func:`dtorch_ops.to_torch_async` raises.
+
+    Example:
+        >>> t = torch.ones(2)
+        >>> fetch = dtorch_ops.functional.get_start(t)
+        >>> _ = t.add_(1)
+        >>> dtorch_ops.functional.get_wait(fetch)
+        tensor([1., 1.])
+    """
+    if not isinstance(input, Tensor):
+        raise TypeError("input: expected a torch.Tensor, got " + type(input).__name__)
+    device = as_device(device)
+    return Transfer(_ops.get_start(input, device=device), input, device)
+
+
+def get_wait(transfer: Transfer) -> Tensor:
+    """The snapshot that :func:`get_start` has begun; blocks until it is there.
+
+    Args:
+        transfer: what :func:`get_start` has returned.
+
+    Returns:
+        A tensor of the shape and dtype of the start's ``input``, on the start's ``device``. The
+        gradient goes to ``input``. It is the memory that the start has filled, and on the CPU
+        pinned if it came from an accelerator that has such memory.
+
+    Raises:
+        TypeError: something else than :func:`get_start` returns.
+        FutureAlreadyRetrievedError: a transfer that has been waited for.
+        RuntimeError: the error of the device.
+
+    Example:
+        >>> dtorch_ops.functional.get_wait(dtorch_ops.functional.get_start(torch.ones(2)))
+        tensor([1., 1.])
+    """
+    if not isinstance(transfer, Transfer):
+        raise TypeError(
+            "transfer: expected what dtorch_ops.functional.get_start returns, got "
+            + type(transfer).__name__
+        )
+    return _ops.get_wait(transfer.handle, transfer.source, device=transfer.device)
