@@ -1,17 +1,139 @@
-"""All that is private in what ``torch.compile`` and ``torch.export`` need to know of us."""
+"""What ``torch.compile`` and ``torch.export`` are told of us: the one file with their private names."""
 
 from __future__ import annotations
 
-import torch
-from torch._library.effects import EffectType
+import importlib.abc
+import importlib.util
+import sys
+import types
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
+from typing import Any, TypeVar
 
-from . import _ops
+import torch
+from torch._C._dynamo import eval_frame
+from torch._library.effects import EffectType
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
+
+from . import _C, _ops
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: Why a graph breaks at a future or a promise.
+REASON = (
+    "a graph cannot hold a future: in a compiled region use dtorch_ops.functional.get_start and "
+    "get_wait, or dtorch_ops.to_torch, which becomes these two"
+)
+
+
+def is_traced(input: object) -> bool:
+    """Whether ``input`` stands for a tensor of a graph. Dynamo's own variables look like tensors."""
+    return isinstance(input, (FakeTensor, FunctionalTensor))
+
+
+# ---- Effects ------------------------------------------------------------------------------------
+
+
+def _keep_effects() -> None:
+    """None of the operators is merged with another one, moved past one, or dropped from a graph."""
+    for operator in _ops.EFFECTS:
+        torch.library._register_effectful_op(operator, EffectType.ORDERED)
+
+
+# ---- Graph breaks -------------------------------------------------------------------------------
+
+
+def breaks_graph(function: F) -> F:
+    """Have Dynamo call ``function`` between two graphs, and say why.
+
+    As ``torch.compiler.disable(function, reason=...)``, which would import all of Dynamo, and cost
+    time in every call.
+    """
+    function._torchdynamo_disable = True  # type: ignore[attr-defined]
+    function._torchdynamo_disable_msg = REASON  # type: ignore[attr-defined]
+    skip = eval_frame._FrameAction.SKIP
+    strategy = eval_frame._FrameExecStrategy(skip, eval_frame._FrameAction.DEFAULT)
+    eval_frame.set_code_exec_strategy(function.__code__, strategy)
+    return function
+
+
+_CLASSES = (torch._C.Future, _C.TensorPromiseBase, _C.VoidPromiseBase)
+
+
+def _is_ours(value: object) -> bool:
+    if isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+        return str(value).startswith("dtorch.")
+    kind = value if isinstance(value, type) else getattr(value, "__objclass__", type(value))
+    return issubclass(kind, _CLASSES)
+
+
+def _stopped_at_ours(frame: types.FrameType | None) -> bool:
+    """Whether the instruction that Dynamo has given up at is about one of our objects.
+
+    A variable of Dynamo keeps in ``value`` what it stands for.
+    """
+    while frame is not None and frame.f_code.co_name != "step":
+        names = frame.f_locals
+        if _is_ours(names.get("example_value")):
+            return True
+        arguments = names.get("args")
+        variables = [names.get("self"), *(arguments if isinstance(arguments, (list, tuple)) else ())]
+        if any(_is_ours(getattr(v, "__dict__", {}).get("value")) for v in variables):
+            return True
+        frame = frame.f_back
+    return False
+
+
+class _OnImport(importlib.abc.MetaPathFinder):
+    """Calls ``function(module)`` once the module has been imported, which may never happen."""
+
+    def __init__(self, name: str, function: Callable[[Any], None]) -> None:
+        self._name, self._function = name, function
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if name != self._name:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_call(module: types.ModuleType) -> None:
+                execute(module)
+                self._function(module)
+
+            spec.loader.exec_module = execute_and_call  # type: ignore[method-assign]
+        return spec
+
+
+def _add_reason(exc: Any) -> None:
+    """Have what Dynamo says of a graph break at one of our objects name the pair."""
+    message = getattr(exc, "format_graph_break_message", None)
+    if message is None:
+        return
+
+    def explained(gb_type: str, context: str, explanation: str, hints: list[str]) -> str:
+        if _stopped_at_ours(sys._getframe(1)):
+            hints = [*hints, REASON]
+        return message(gb_type, context, explanation, hints)  # type: ignore[no-any-return]
+
+    exc.format_graph_break_message = explained
+
+
+def _explain_breaks() -> None:
+    exc = sys.modules.get("torch._dynamo.exc")
+    if exc is not None:
+        _add_reason(exc)
+    else:
+        sys.meta_path.insert(0, _OnImport("torch._dynamo.exc", _add_reason))
 
 
 def install() -> None:
-    """Keep the operators in a graph: none is merged with another, moved past it, or dropped."""
-    for operator in _ops.EFFECTS:
-        torch.library._register_effectful_op(operator, EffectType.ORDERED)
+    _keep_effects()
+    _explain_breaks()
 
 
 install()

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.compiler import is_dynamo_compiling
 
-from . import _C, _ops
+from . import _C, _ops, functional
+from ._compile import breaks_graph, is_traced
+from .functional import Device
 from .future import TensorFuture
 
 __all__ = ["to_torch", "to_torch_async"]
 
-Device = torch.device | str | int
 
-
+@breaks_graph
 def to_torch_async(
     input: Tensor, *, device: Device | None = None, copy: bool = False
 ) -> TensorFuture:
@@ -54,12 +56,15 @@ def to_torch_async(
 def to_torch(input: Tensor, *, device: Device | None = None, copy: bool = False) -> Tensor:
     """The value of ``input``: ``to_torch_async(...).get()``. Also ``t.to_torch()``.
 
-    Takes and raises what :func:`to_torch_async` does.
+    Takes and raises what :func:`to_torch_async` does. In a compiled or exported region it becomes
+    :func:`dtorch_ops.functional.get_start` and ``get_wait``.
 
     Example:
         >>> dtorch_ops.to_torch(torch.ones(2))
         tensor([1., 1.])
     """
+    if is_dynamo_compiling() or (type(input) is not Tensor and is_traced(input)):
+        return functional.fetch(input, device, copy)
     return _C.to_torch_async(input, device, copy).get()
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 import torch
 
 from . import _ops
-from .convert import Device
+from ._compile import breaks_graph
+from .functional import Device
 from .future import VoidFuture
 
 __all__ = ["sync", "sync_future"]
@@ -38,6 +39,7 @@ def _device_list(devices: Devices | None) -> list[torch.device] | None:
         ) from None
 
 
+@breaks_graph
 def sync_future(devices: Devices | None = None) -> VoidFuture:
     """A future that completes when everything queued so far on ``devices`` is done.
 
@@ -57,6 +59,7 @@ def sync_future(devices: Devices | None = None) -> VoidFuture:
     return VoidFuture(_ops.sync(_device_list(devices)))
 
 
+@breaks_graph
 def sync(devices: Devices | None = None, timeout_ms: float | None = None) -> None:
     """Block until everything queued so far on ``devices`` is done.
 

@@ -109,3 +109,23 @@ def get_wait(transfer: Transfer) -> Tensor:
             + type(transfer).__name__
         )
     return _ops.get_wait(transfer.handle, transfer.source, device=transfer.device)
+
+
+def fetch(input: Tensor, device: Device | None, copy: bool) -> Tensor:
+    """What ``dtorch_ops.to_torch`` becomes in a graph."""
+    device = as_device(device)
+    if copy or not _is_on(input, device):
+        return get_wait(get_start(input, device))
+    # The result is the tensor itself, once computed: fetch nothing of it, and wait for that.
+    get_wait(get_start(input.detach().unsqueeze(0)[:0]))
+    return input
+
+
+def _is_on(input: Tensor, device: torch.device | None) -> bool:
+    if device is None:
+        return True
+    if device.type != input.device.type or device.type in ("cpu", "meta"):
+        return device.type == input.device.type
+    if device.index is None:
+        device = torch.empty(0, device=device).device  # the current one
+    return device == input.device

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 from torch._C import Future as TorchFuture
 
 from . import _C, _asyncio
+from ._compile import breaks_graph
 from .future import Future
 
 __all__ = ["as_completed", "collect_all", "collect_any", "wait_all"]
@@ -19,6 +20,7 @@ T = TypeVar("T")
 F = TypeVar("F", bound="TorchFuture[Any]")
 
 
+@breaks_graph
 def collect_all(futures: Iterable[F]) -> Future[list[F]]:
     """A future of the list of ``futures``, complete when all are.
 
@@ -37,6 +39,7 @@ def collect_all(futures: Iterable[F]) -> Future[list[F]]:
     return _C.collect_all(futures)
 
 
+@breaks_graph
 def collect_any(futures: Iterable[TorchFuture[T]]) -> Future[T]:
     """A future of the value, or the error, of whichever of ``futures`` completes first.
 
@@ -55,6 +58,7 @@ def collect_any(futures: Iterable[TorchFuture[T]]) -> Future[T]:
     return _C.collect_any(futures)
 
 
+@breaks_graph
 def wait_all(futures: Iterable[TorchFuture[T]], timeout_ms: float | None = None) -> list[T]:
     """Block until all ``futures`` are complete, and return their values in the order given.
 
