@@ -10,6 +10,7 @@ from . import _build_info
 from . import _compile as _compile
 from . import _fake as _fake
 from . import _torchscript as _torchscript
+from . import _vmap as _vmap
 from . import functional as functional
 from ._library import cmake_prefix_path
 from .convert import to_torch, to_torch_async

@@ -1,4 +1,4 @@
-"""What ``torch.compile`` and ``torch.export`` are told of us: the one file with their private names."""
+"""What ``torch.compile`` and ``torch.export`` are told of us; all their private names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ REASON = (
 
 
 def is_traced(input: object) -> bool:
-    """Whether ``input`` stands for a tensor of a graph. Dynamo's own variables look like tensors."""
+    """Whether ``input`` stands for a tensor of a graph, but for Dynamo's, which look like one."""
     return isinstance(input, (FakeTensor, FunctionalTensor))
 
 
@@ -78,7 +78,10 @@ def _stopped_at_ours(frame: types.FrameType | None) -> bool:
         if _is_ours(names.get("example_value")):
             return True
         arguments = names.get("args")
-        variables = [names.get("self"), *(arguments if isinstance(arguments, (list, tuple)) else ())]
+        variables = [
+            names.get("self"),
+            *(arguments if isinstance(arguments, (list, tuple)) else ()),
+        ]
         if any(_is_ours(getattr(v, "__dict__", {}).get("value")) for v in variables):
             return True
         frame = frame.f_back

@@ -6,18 +6,33 @@ import torch
 from torch import Tensor
 
 from . import _library as _library  # loads the operators
-from .promise import TensorPromise
+from ._compile import REASON
+from .promise import TensorPromise, VoidPromise
+
+
+def _refuse_in_a_graph() -> None:
+    # Of torch.export, which traces by running: Dynamo breaks the graph before.
+    if torch.compiler.is_compiling():
+        raise NotImplementedError(REASON)
 
 
 def _get_tensor_async(
     self: Tensor, *, device: torch.device | None = None, copy: bool = False
 ) -> torch._C.Future[Tensor]:
+    _refuse_in_a_graph()
     promise = TensorPromise()
     promise.set_value(self if device is None and not copy else self.to(device=device, copy=copy))
     return promise.get_future()
 
 
-def _get_start(self: Tensor, *, device: torch.device | None = None) -> Tensor:
+def _sync(devices: list[torch.device] | None = None) -> torch._C.Future[None]:
+    _refuse_in_a_graph()
+    promise = VoidPromise()
+    promise.set_value()
+    return promise.get_future()
+
+
+def _get_start(self: Tensor, *, device: torch.device | None = None, frozen: bool = False) -> Tensor:
     return torch.zeros(1, dtype=torch.uint8, device="cpu")
 
 
@@ -27,6 +42,7 @@ def _get_wait(handle: Tensor, source: Tensor, *, device: torch.device | None = N
 
 def install() -> None:
     torch.library.register_fake("dtorch::get_tensor_async", _get_tensor_async)
+    torch.library.register_fake("dtorch::sync", _sync)
     torch.library.register_fake("dtorch::get_start", _get_start)
     torch.library.register_fake("dtorch::get_wait", _get_wait)
 

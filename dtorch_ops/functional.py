@@ -52,7 +52,7 @@ def as_device(device: Device | None) -> torch.device | None:
         ) from None
 
 
-def get_start(input: Tensor, device: Device | None = None) -> Transfer:
+def get_start(input: Tensor, device: Device | None = None, *, frozen: bool = False) -> Transfer:
     """Begin to take a snapshot of ``input``; returns at once.
 
     ``get_wait(get_start(t, device))`` equals ``dtorch_ops.to_torch(t, device=device, copy=True)``
@@ -63,6 +63,9 @@ def get_start(input: Tensor, device: Device | None = None) -> Transfer:
     Args:
         input: a tensor of any shape and dtype, as for :func:`dtorch_ops.to_torch_async`.
         device: where the snapshot is to be; None is where ``input`` is.
+        frozen: nothing is written to ``input`` before the wait, you promise. Without that what an
+            accelerator is to copy to another device is first cloned on its own, which takes that
+            memory for as long as the copy takes.
 
     Returns:
         What :func:`get_wait` takes, once.
@@ -80,7 +83,7 @@ def get_start(input: Tensor, device: Device | None = None) -> Transfer:
     if not isinstance(input, Tensor):
         raise TypeError("input: expected a torch.Tensor, got " + type(input).__name__)
     device = as_device(device)
-    return Transfer(_ops.get_start(input, device=device), input, device)
+    return Transfer(_ops.get_start(input, device=device, frozen=frozen), input, device)
 
 
 def get_wait(transfer: Transfer) -> Tensor:
@@ -108,16 +111,17 @@ def get_wait(transfer: Transfer) -> Tensor:
             "transfer: expected what dtorch_ops.functional.get_start returns, got "
             + type(transfer).__name__
         )
-    return _ops.get_wait(transfer.handle, transfer.source, device=transfer.device)
+    value: Tensor = _ops.get_wait(transfer.handle, transfer.source, device=transfer.device)
+    return value
 
 
 def fetch(input: Tensor, device: Device | None, copy: bool) -> Tensor:
     """What ``dtorch_ops.to_torch`` becomes in a graph."""
     device = as_device(device)
     if copy or not _is_on(input, device):
-        return get_wait(get_start(input, device))
+        return get_wait(get_start(input, device, frozen=True))  # nothing stands between
     # The result is the tensor itself, once computed: fetch nothing of it, and wait for that.
-    get_wait(get_start(input.detach().unsqueeze(0)[:0]))
+    get_wait(get_start(input.detach().unsqueeze(0)[:0], frozen=True))
     return input
 
 

@@ -132,7 +132,32 @@ def test_the_example_says_the_same_as_python(model):
     assert promise.get_future().get().tolist() == [[150]]
 
 
-@pytest.mark.parametrize("program", ["scripted_model", "worker"])
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("package") / "model.pt2"
+    checked(sys.executable, str(EXAMPLE / "export_package.py"), str(path), seconds=300)
+    return path
+
+
+def test_a_package_of_aotinductor_runs_without_python(examples, package):
+    """Hidden layers as they were at the start: the next layer has doubled them in place."""
+    assert_expected_inline(
+        checked(str(examples / "packaged_model"), str(package)),
+        """\
+rows 1: hidden 7.5, result 150
+rows 2: hidden 24, result 480
+rows 3: hidden 49.5, result 990
+""",
+    )
+
+
+def test_a_package_of_aotinductor_says_the_same_in_python(package):
+    model = torch._inductor.aoti_load_package(str(package))
+    hidden, result = model(torch.arange(1.0, 7.0).view(2, 3))
+    assert hidden.tolist() == [[7.5, 0], [16.5, 0]] and result.tolist() == [[150], [330]]
+
+
+@pytest.mark.parametrize("program", ["scripted_model", "packaged_model", "worker"])
 def test_the_examples_need_no_python(examples, program):
     libraries = loaded_libraries(examples / program)
     assert "libpython" not in libraries and "torch_python" not in libraries

@@ -34,6 +34,7 @@ MODULES = (
     "promise",
     "shared_memory",
     "_fake",
+    "_vmap",
     "_torchscript",
     "__init__",
     "__main__",

@@ -62,8 +62,10 @@ dtorch::collect_all(Future(t)[] futures) -> Future(Future(t)[])
 dtorch::collect_any(Future(t)[] futures) -> Future(t)
 dtorch::get_future(__torch__.torch.classes.dtorch.TensorPromise promise) -> Future(Tensor)
 dtorch::get_future.void(__torch__.torch.classes.dtorch.VoidPromise promise) -> Future(NoneType)
+dtorch::get_start(Tensor self, *, Device? device=None, bool frozen=False) -> Tensor
 dtorch::get_tensor(Tensor self, __torch__.torch.classes.dtorch.TensorPromise promise) -> ()
 dtorch::get_tensor_async(Tensor self, *, Device? device=None, bool copy=False) -> Future(Tensor)
+dtorch::get_wait(Tensor handle, Tensor source, *, Device? device=None) -> Tensor
 dtorch::is_ready(Future(t) future) -> bool
 dtorch::sync(Device[]? devices=None) -> Future(NoneType)
 dtorch::sync.devices_promise(Device[]? devices, __torch__.torch.classes.dtorch.VoidPromise promise) -> ()
@@ -84,8 +86,10 @@ def test_the_operators_that_the_dispatcher_knows():
         """\
 dtorch::get_future
 dtorch::get_future.void
+dtorch::get_start
 dtorch::get_tensor
 dtorch::get_tensor_async
+dtorch::get_wait
 dtorch::sync
 dtorch::sync.devices_promise
 dtorch::sync.promise""",
@@ -1090,13 +1094,6 @@ def test_compiling_around_a_call_gives_the_right_result(name):
         assert result.tolist() == [2 * value + 1] * 2
         result.sum().backward()
         assert leaf.grad.tolist() == [2, 2]
-
-
-@pytest.mark.usefixtures("_fresh_dynamo")
-def test_a_full_graph_says_why_not():
-    compiled = torch.compile(COMPILED["packet"], backend="eager", fullgraph=True)
-    with pytest.raises(torch._dynamo.exc.Unsupported, match="Future"):
-        compiled(torch.ones(2))
 
 
 # ---- Profiler -----------------------------------------------------------------------------------

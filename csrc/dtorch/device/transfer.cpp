@@ -45,18 +45,22 @@ std::vector<Event> Events(E... events) {
 
 // Whether it is copied by its own stream first. A device may finish a copy of anything but plain
 // bytes on the host, before they are there, or wait for it.
-bool NeedsClone(const at::Tensor& self) {
-  return self.numel() * static_cast<int64_t>(self.element_size()) <= kCloneBytes ||
-         self.is_conj() || self.is_neg() || !self.is_non_overlapping_and_dense();
+bool NeedsClone(const at::Tensor& self, Snapshot snapshot) {
+  if (self.is_conj() || self.is_neg() || !self.is_non_overlapping_and_dense()) return true;
+  if (snapshot != Snapshot::kCheapest) return snapshot == Snapshot::kClone;
+  return self.numel() * static_cast<int64_t>(self.element_size()) <= kCloneBytes;
 }
+
+// Whether that stream's later work, which may write to it, waits for the copy.
+bool NeedsWait(bool cloned, Snapshot snapshot) { return !cloned && snapshot != Snapshot::kCaller; }
 
 at::Tensor Cloned(const at::Tensor& self) { return self.clone().resolve_conj().resolve_neg(); }
 
-Transfer ToHost(const at::Tensor& self, const char* op) {
+Transfer ToHost(const at::Tensor& self, const char* op, Snapshot snapshot) {
   const c10::Stream stream = CurrentStream(self.device(), op);
   at::Tensor value = HostLike(self);
   const bool can_queue = value.is_pinned();
-  const bool clone = NeedsClone(self) || !can_queue;
+  const bool clone = NeedsClone(self, snapshot) || (!can_queue && snapshot != Snapshot::kCaller);
   at::Tensor source = clone ? Cloned(self) : self;
   Event computed(stream);
   const c10::Stream side = SideStream(stream, stream.device());
@@ -75,15 +79,17 @@ Transfer ToHost(const at::Tensor& self, const char* op) {
     value.copy_(source, /*non_blocking=*/true);
   }
   Event copied(side);
-  if (!clone) copied.Block(stream);
+  if (NeedsWait(clone, snapshot)) copied.Block(stream);
   return {std::move(value), side, Events(std::move(copied)), {std::move(source)}, {}};
 }
 
-Transfer FromHost(const at::Tensor& self, c10::Device device, const char* op) {
+Transfer FromHost(const at::Tensor& self, c10::Device device, const char* op, Snapshot snapshot) {
   (void)CurrentStream(device, op);  // refuses a capture
   const c10::Stream side = UploadStream(device);
-  at::Tensor staging = HostLike(self);
-  staging.copy_(self);
+  const bool as_it_is = snapshot == Snapshot::kCaller && self.is_pinned() && !self.is_conj() &&
+                        !self.is_neg() && self.is_non_overlapping_and_dense();
+  at::Tensor staging = as_it_is ? self : HostLike(self);
+  if (!as_it_is) staging.copy_(self);
   at::Tensor value;
   {
     const c10::StreamGuard guard(side);
@@ -95,11 +101,12 @@ Transfer FromHost(const at::Tensor& self, c10::Device device, const char* op) {
   return {std::move(value), side, Events(std::move(copied)), {std::move(staging)}, {}};
 }
 
-Transfer BetweenDevices(const at::Tensor& self, c10::Device device, const char* op) {
+Transfer BetweenDevices(const at::Tensor& self, c10::Device device, const char* op,
+                        Snapshot snapshot) {
   const c10::Stream stream = CurrentStream(self.device(), op);
   (void)CurrentStream(device, op);  // refuses a capture
   const c10::Stream there = SideStream(stream, device);
-  const bool clone = NeedsClone(self);
+  const bool clone = NeedsClone(self, snapshot);
   at::Tensor source = clone ? Cloned(self) : self;
   Event computed(stream);
   const c10::Stream side = SideStream(stream, stream.device());
@@ -112,7 +119,7 @@ Transfer BetweenDevices(const at::Tensor& self, c10::Device device, const char* 
   }
   // Which of the two has done the copy is the device's choice.
   Event read(side);
-  if (!clone) read.Block(stream);
+  if (NeedsWait(clone, snapshot)) read.Block(stream);
   read.Block(there);
   Event copied(there);
   // Both are asked: neither device knows of the other one's errors.
@@ -137,13 +144,14 @@ Transfer CopyOut(const at::Tensor& given) {
   return {std::move(value), side, Events(std::move(copied)), {given}, {}};
 }
 
-Transfer FetchTo(const at::Tensor& self, c10::Device device, const char* op) {
+Transfer FetchTo(const at::Tensor& self, c10::Device device, const char* op, Snapshot snapshot) {
   CheckStrided(self, device, op);
   if (!device.is_cpu() && !device.has_index()) {
     device = c10::impl::VirtualGuardImpl(device.type()).getDevice();
   }
-  if (device.is_cpu()) return ToHost(self, op);
-  return self.is_cpu() ? FromHost(self, device, op) : BetweenDevices(self, device, op);
+  if (device.is_cpu()) return ToHost(self, op, snapshot);
+  return self.is_cpu() ? FromHost(self, device, op, snapshot)
+                       : BetweenDevices(self, device, op, snapshot);
 }
 
 }  // namespace dtorch

@@ -17,8 +17,7 @@ namespace dtorch {
 ///                                                      |                  ^ if not cloned
 ///      the side stream of it                           `--- copy --- reached
 ///
-/// What is written to the source behind the call is not seen: a small source is cloned by its own
-/// stream first; for a large one that stream's later work waits for the copy.
+/// What is written to the source behind the call is not seen: see Snapshot.
 struct Transfer {
   at::Tensor value;
   c10::Stream stream;
@@ -26,6 +25,15 @@ struct Transfer {
   std::vector<at::Tensor> keep;  // until then
   /// What a thread that may block has to do then, if the rest could not be queued. May be empty.
   std::function<void()> finish;
+};
+
+/// What keeps that which is written to a source behind the call from being copied to another
+/// device.
+enum class Snapshot {
+  kCheapest,  // a small source is cloned by its own stream first; for a large one that stream's
+              // later work waits for the copy
+  kClone,     // it is cloned, whatever its size: nothing waits for the copy
+  kCaller,    // nothing: the caller writes to it when the value is there
 };
 
 /// Begins to fetch `self`, of an accelerator, where it is: itself, or if `copy` a copy.
@@ -38,6 +46,7 @@ Transfer CopyOut(const at::Tensor& given);
 /// Begins to copy `self` to `device`. One of the two is an accelerator, the other that or the CPU.
 /// The host's side is pinned memory where there is some. c10::NotImplementedError for what has no
 /// strides.
-Transfer FetchTo(const at::Tensor& self, c10::Device device, const char* op);
+Transfer FetchTo(const at::Tensor& self, c10::Device device, const char* op,
+                 Snapshot snapshot = Snapshot::kCheapest);
 
 }  // namespace dtorch

@@ -36,16 +36,16 @@ struct Started {
   uint8_t byte = 0;
 };
 
-FuturePtr Snapshot(const at::Tensor& self, std::optional<c10::Device> device) {
+FuturePtr Start(const at::Tensor& self, std::optional<c10::Device> device, bool frozen,
+                const char* op) {
   // The graph gets the gradient from get_wait.
   const at::AutoDispatchBelowADInplaceOrView below;
-  if (!device || IsSameDevice(*device, self.device())) {
-    // Resolving is a copy: the snapshot.
-    if (self.is_conj() || self.is_neg()) {
-      return GetTensorAsyncKernel(self.resolve_conj().resolve_neg(), std::nullopt, /*copy=*/false);
-    }
+  const Snapshot snapshot = frozen ? Snapshot::kCaller : Snapshot::kClone;
+  // The value has neither bit. Resolving is a copy: the snapshot.
+  if ((self.is_conj() || self.is_neg()) && (!device || IsSameDevice(*device, self.device()))) {
+    return Fetch(self.resolve_conj().resolve_neg(), std::nullopt, /*copy=*/false, snapshot, op);
   }
-  return GetTensorAsyncKernel(self, device, /*copy=*/true);
+  return Fetch(self, device, /*copy=*/true, snapshot, op);
 }
 
 // Torch 2.13 has put the count of its owners into a node.
@@ -80,10 +80,10 @@ at::Tensor Take(Started& started) {
 
 }  // namespace
 
-at::Tensor GetStartKernel(const at::Tensor& self, std::optional<c10::Device> device) {
+at::Tensor GetStartKernel(const at::Tensor& self, std::optional<c10::Device> device, bool frozen) {
   TORCH_CHECK_VALUE(self.defined(),
                     "get_start: self: expected a tensor, got an undefined one (None)");
-  auto started = std::make_unique<Started>(Snapshot(self, device));
+  auto started = std::make_unique<Started>(Start(self, device, frozen, "get_start"));
   uint8_t* const byte = &started->byte;
   return at::for_blob(byte, {1})
       .context(started.release(), &Started::Delete)
@@ -97,7 +97,8 @@ at::Tensor GetWaitKernel(const at::Tensor& handle, const at::Tensor& source,
                     "get_wait: expected the handle and the tensor of a get_start, got an undefined "
                     "tensor (None)");
   Started* const started = Started::Of(handle);
-  at::Tensor value = started ? Take(*started) : ValueOf(Snapshot(source, device));
+  at::Tensor value =
+      started ? Take(*started) : ValueOf(Start(source, device, /*frozen=*/true, "get_wait"));
   TORCH_CHECK_VALUE(value.dtype() == source.dtype() && value.dim() == source.dim() &&
                         value.device().type() == device.value_or(source.device()).type(),
                     "get_wait: expected the tensor and the device that get_start was given");
@@ -107,8 +108,7 @@ at::Tensor GetWaitKernel(const at::Tensor& handle, const at::Tensor& source,
 at::Tensor GetWaitAutogradKernel(c10::DispatchKeySet keys, const at::Tensor& handle,
                                  const at::Tensor& source, std::optional<c10::Device> device) {
   namespace autograd = torch::autograd;
-  using Signature =
-      at::Tensor(const at::Tensor&, const at::Tensor&, std::optional<c10::Device>);
+  using Signature = at::Tensor(const at::Tensor&, const at::Tensor&, std::optional<c10::Device>);
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow("dtorch::get_wait", "").typed<Signature>();
   at::Tensor value = [&] {

@@ -17,8 +17,9 @@
 // its own, since an operator that returns what aliases its argument is refused in a graph.
 namespace dtorch {
 
-/// Begins to take a snapshot of `self`, on `device`. The handle is on the CPU.
-at::Tensor GetStartKernel(const at::Tensor& self, std::optional<c10::Device> device);
+/// Begins to take a snapshot of `self`, on `device`. The handle is on the CPU. `frozen`: the caller
+/// does not write to `self` before the wait, so that no clone of it need be made.
+at::Tensor GetStartKernel(const at::Tensor& self, std::optional<c10::Device> device, bool frozen);
 
 /// The snapshot: the very memory that the start has filled. The arguments behind the handle are
 /// those of the start: they tell a graph the value's shape, keep its source's memory, and take the

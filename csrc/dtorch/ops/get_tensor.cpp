@@ -27,19 +27,24 @@ at::Tensor Fetched(const at::Tensor& self, std::optional<c10::Device> device, bo
 
 }  // namespace
 
-FuturePtr GetTensorAsyncKernel(const at::Tensor& self, std::optional<c10::Device> device,
-                               bool copy) {
-  CheckSource(self, kGetTensorAsync);
+FuturePtr Fetch(const at::Tensor& self, std::optional<c10::Device> device, bool copy,
+                Snapshot snapshot, const char* op) {
+  CheckSource(self, op);
   if (device && !IsSameDevice(*device, self.device())) {
-    CheckDevice(*device, kGetTensorAsync);
+    CheckDevice(*device, op);
     const bool has_data = !self.is_meta() && !device->is_meta();
     if (has_data && (IsAccelerator(*device) || IsAccelerator(self.device()))) {
-      return FutureOf(FetchTo(self, *device, kGetTensorAsync));
+      return FutureOf(FetchTo(self, *device, op, snapshot));
     }
   } else if (IsAccelerator(self.device())) {
-    return FutureOf(FetchHere(self, copy, kGetTensorAsync));
+    return FutureOf(FetchHere(self, copy, op));
   }
   return MakeCompletedFuture(c10::TensorType::get(), Fetched(self, device, copy));
+}
+
+FuturePtr GetTensorAsyncKernel(const at::Tensor& self, std::optional<c10::Device> device,
+                               bool copy) {
+  return Fetch(self, device, copy, Snapshot::kCheapest, kGetTensorAsync);
 }
 
 void GetTensorAsyncAutogradKernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "dtorch/device/transfer.h"
 #include "dtorch/future/waiter_list.h"
 #include "dtorch/promise/promise_state.h"
 
@@ -12,6 +13,10 @@
 
 // Kernels of the operators that fetch a tensor's value. Callers go through the dispatcher.
 namespace dtorch {
+
+/// What GetTensorAsyncKernel does, for the operator `op`.
+FuturePtr Fetch(const at::Tensor& self, std::optional<c10::Device> device, bool copy,
+                Snapshot snapshot, const char* op);
 
 /// A future of the value of `self`, computed, on `device`. Without a copy it is `self` itself;
 /// `copy` makes it a snapshot, recorded by autograd. Never blocks.

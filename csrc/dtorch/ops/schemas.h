@@ -16,7 +16,8 @@ inline constexpr char kGetTensor[] =
 
 // The same for graphs, which cannot hold a future. The handle is a tensor of one byte that owns the
 // fetch; `source` and `device` are those of the start.
-inline constexpr char kGetStart[] = "get_start(Tensor self, *, Device? device=None) -> Tensor";
+inline constexpr char kGetStart[] =
+    "get_start(Tensor self, *, Device? device=None, bool frozen=False) -> Tensor";
 inline constexpr char kGetWait[] =
     "get_wait(Tensor handle, Tensor source, *, Device? device=None) -> Tensor";
 
