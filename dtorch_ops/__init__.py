@@ -44,7 +44,6 @@ __all__ = [
     "cmake_prefix_path",
     "collect_all",
     "collect_any",
-    "functional",
     "set_cache_limit",
     "stats",
     "sync",

@@ -1,12 +1,11 @@
 """The fetch as two functions of tensors only, for graphs, which cannot hold a future.
 
-``torch.compile(fullgraph=True)``, ``torch.export`` and AOTInductor take the pair:
+``torch.compile(step, fullgraph=True)``, ``torch.export`` and AOTInductor take this:
 
->>> @torch.compile(fullgraph=True, backend="eager")
-... def step(x):
-...     fetch = dtorch_ops.functional.get_start(x.sum(), device="cpu")
+>>> def step(x):
+...     transfer = dtorch_ops.functional.get_start(x.sum(), device="cpu")
 ...     y = x * 2  # what stands here runs beside the copy
-...     return y, dtorch_ops.functional.get_wait(fetch)
+...     return y, dtorch_ops.functional.get_wait(transfer)
 >>> step(torch.ones(3))
 (tensor([2., 2., 2.]), tensor(3.))
 """
@@ -75,9 +74,9 @@ def get_start(input: Tensor, device: Device | None = None, *, frozen: bool = Fal
 
     Example:
         >>> t = torch.ones(2)
-        >>> fetch = dtorch_ops.functional.get_start(t)
+        >>> transfer = dtorch_ops.functional.get_start(t)
         >>> _ = t.add_(1)
-        >>> dtorch_ops.functional.get_wait(fetch)
+        >>> dtorch_ops.functional.get_wait(transfer)
         tensor([1., 1.])
     """
     if not isinstance(input, Tensor):

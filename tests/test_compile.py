@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import fake_accelerator as fake
 import pytest
 import torch
-from helpers import Worker, check_python
+from helpers import ROOT, Worker, check_python
 from on_fake import on_fake, streams_of, until
 from torch import Tensor
 from torch._dynamo.testing import AotEagerAndRecordGraphs, EagerAndRecordGraphs
@@ -273,6 +276,16 @@ def test_a_training_step_with_a_checkpoint():
     expected, x.grad = x.grad, None
     torch.compile(step, fullgraph=True, backend="aot_eager")(x).backward()
     torch.testing.assert_close(x.grad, expected)
+
+
+def test_the_program_of_the_documentation(tmp_path):
+    text = (ROOT / "docs" / "compile.md").read_text()
+    program = tmp_path / "program.py"  # Dynamo wants the source in a file
+    program.write_text(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1])
+    ended = subprocess.run(
+        [sys.executable, program], capture_output=True, text=True, timeout=240, cwd=ROOT
+    )
+    assert (ended.returncode, ended.stdout) == (0, "3.0 3.0\n"), ended.stderr
 
 
 # ---- An accelerator -----------------------------------------------------------------------------
