@@ -375,6 +375,22 @@ def test_to_torch_without_a_copy_is_the_tensor_itself(backend):
         assert [v.tolist() for v in run(torch.zeros(2))] == [[1, 1], [0, 0]]
 
 
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@on_fake(timeout=120)
+def test_to_torch_without_a_copy_waits_for_an_accelerator(backend):
+    compiled = torch.compile(
+        lambda x: dtorch_ops.to_torch(x * 2, device="fake:0"), backend=backend, fullgraph=True
+    )
+    x = torch.ones(4, device="fake:0")
+    assert compiled(x).cpu().tolist() == [2] * 4
+    with fake.held("fake:0"):
+        running = Worker(lambda: compiled(x))
+        fake.until_blocked(1)
+        assert running.is_alive()
+    value = running.finish()
+    assert value.device == x.device and value.cpu().tolist() == [2] * 4
+
+
 # ---- Futures and promises -----------------------------------------------------------------------
 
 

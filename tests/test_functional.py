@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import signal
 import threading
 import weakref
 
@@ -10,8 +12,16 @@ import fake_accelerator as fake
 import pytest
 import tensor_cases
 import torch
-from helpers import Worker
-from on_fake import error_of, everything_held, on_fake, pinned, run_all
+from helpers import Worker, check_python
+from on_fake import (
+    error_of,
+    everything_held,
+    forked,
+    on_fake,
+    pinned,
+    run_all,
+    until,
+)
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
@@ -435,6 +445,73 @@ def test_the_gradient_goes_back_to_an_accelerator():
     x = torch.ones(4, device="fake:0", requires_grad=True)
     (pair.get_wait(pair.get_start(x, "cpu")) * 3).sum().backward()
     assert x.grad.device == x.device and x.grad.cpu().tolist() == [3] * 4
+
+
+@on_fake()
+def test_ctrl_c_ends_a_wait_which_can_be_waited_for_again():
+    from pathlib import Path
+
+    pair = dtorch_ops.functional
+    x = torch.ones(4, device="fake:0")
+    fake.drain("fake:0")
+    with everything_held(0):
+        transfer = pair.get_start(x, "cpu")
+        stat = Path(f"/proc/self/task/{threading.get_native_id()}/stat")
+
+        def interrupt():
+            for _ in range(3):  # it may have slept for want of the interpreter lock
+                until(lambda: stat.read_text().rpartition(")")[2].split()[0] == "S")
+            os.kill(os.getpid(), signal.SIGINT)
+
+        try:
+            Worker(interrupt)
+            pair.get_wait(transfer)
+            raise AssertionError("it was not interrupted")
+        except KeyboardInterrupt:
+            pass
+    assert pair.get_wait(transfer).tolist() == [1] * 4
+
+
+@on_fake()
+def test_a_forked_child_is_told_that_a_pending_transfer_is_its_parents():
+    pair = dtorch_ops.functional
+    x = torch.ones(4, device="fake:0")
+    fake.drain("fake:0")
+    with everything_held(0):
+        transfer = pair.get_start(x, "cpu")
+        child = forked(lambda link: link.send(str(error_of(lambda: pair.get_wait(transfer)))))
+        assert "fork" in child.hear()
+        child.end()
+    assert pair.get_wait(transfer).tolist() == [1] * 4
+
+
+@on_fake()
+def test_a_start_during_a_capture_is_refused():
+    pair = dtorch_ops.functional
+    for x, device in ((torch.ones(4, device="fake:0"), "cpu"), (torch.ones(4), "fake:0")):
+        with fake.capturing("fake:0") as capture:
+            error = error_of(lambda x=x, device=device: pair.get_start(x, device))
+        assert "get_start: expected a call outside of graph capture" in str(error)
+        assert capture.intact
+
+
+def test_a_dtensor_is_refused_with_what_to_call_instead():
+    check_python(
+        """
+        import torch.distributed as dist
+        from torch.distributed.tensor import distribute_tensor, init_device_mesh
+        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        t = distribute_tensor(torch.ones(2), init_device_mesh("cpu", (1,)))
+        try:
+            dtorch_ops.functional.get_start(t)
+        except TypeError as error:
+            assert ".to_local()" in str(error) and ".full_tensor()" in str(error), error
+        else:
+            raise AssertionError("no error")
+        dist.destroy_process_group()
+        """,
+        prelude="import warnings\nwarnings.simplefilter('ignore')\nimport torch, dtorch_ops\n",
+    )
 
 
 def test_the_names():
