@@ -13,7 +13,7 @@ import fake_accelerator as fake
 import pytest
 import torch
 from helpers import ROOT, Worker, check_python
-from on_fake import on_fake, streams_of, until
+from on_accelerator import all_streams, on_fake, until
 from torch import Tensor
 from torch._dynamo.testing import AotEagerAndRecordGraphs, EagerAndRecordGraphs
 
@@ -292,7 +292,7 @@ def test_the_program_of_the_documentation(tmp_path):
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@on_fake(timeout=120)
+@on_fake("its tasks are steered one by one", timeout=120)
 def test_what_stands_between_runs_beside_the_copy(backend):
     pair = dtorch_ops.functional
 
@@ -310,7 +310,7 @@ def test_what_stands_between_runs_beside_the_copy(backend):
     compiled(x.clone())
     kernels = fake.counters().kernels
     fake.reset_counters()
-    with fake.held(*streams_of(0)):
+    with fake.held(*all_streams(0)):
         running = Worker(lambda: compiled(x))
         # Of the graph all but the copy, which is held, has been queued, and done.
         until(lambda: fake.counters().kernels == kernels)
@@ -376,7 +376,7 @@ def test_to_torch_without_a_copy_is_the_tensor_itself(backend):
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@on_fake(timeout=120)
+@on_fake("its tasks are steered one by one", timeout=120)
 def test_to_torch_without_a_copy_waits_for_an_accelerator(backend):
     compiled = torch.compile(
         lambda x: dtorch_ops.to_torch(x * 2, device="fake:0"), backend=backend, fullgraph=True

@@ -13,7 +13,7 @@ import pytest
 import tensor_cases
 import torch
 from helpers import Worker, check_python
-from on_fake import (
+from on_accelerator import (
     error_of,
     everything_held,
     forked,
@@ -372,7 +372,7 @@ def test_opcheck(source, device):
 
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("size", [4, 1 << 19])
-@on_fake()
+@on_fake("its tasks are steered one by one")
 def test_the_copy_runs_beside_what_stands_between(size, frozen):
     pair = dtorch_ops.functional
     x = torch.ones(size, device="fake:0")
@@ -399,7 +399,7 @@ def test_the_copy_runs_beside_what_stands_between(size, frozen):
     assert y.sum().item() == 2 * size
 
 
-@on_fake()
+@on_fake("its tasks are steered one by one")
 def test_a_frozen_source_in_pinned_memory_is_copied_once():
     pair = dtorch_ops.functional
     for make, copies in ((lambda: pinned(4, value=3), 0), (lambda: torch.full((4,), 3.0), 1)):
@@ -410,7 +410,7 @@ def test_a_frozen_source_in_pinned_memory_is_copied_once():
         assert pair.get_wait(transfer).cpu().tolist() == [3] * 4
 
 
-@on_fake()
+@on_fake("its tasks are steered one by one")
 def test_what_is_written_to_the_source_of_an_accelerator_is_not_seen():
     pair = dtorch_ops.functional
     for device in ("cpu", "fake:0", "fake:1"):
@@ -427,7 +427,7 @@ def test_what_is_written_to_the_source_of_an_accelerator_is_not_seen():
     assert pair.get_wait(transfer).cpu().tolist() == [1] * 4
 
 
-@on_fake()
+@on_fake("its tasks are steered one by one")
 def test_the_error_of_an_accelerator_is_raised_by_the_wait():
     pair = dtorch_ops.functional
     x = torch.ones(4, device="fake:0")
@@ -439,7 +439,7 @@ def test_the_error_of_an_accelerator_is_raised_by_the_wait():
         assert "the copy has failed" in str(error_of(lambda: pair.get_wait(transfer)))
 
 
-@on_fake()
+@on_fake("its tasks are steered one by one")
 def test_the_gradient_goes_back_to_an_accelerator():
     pair = dtorch_ops.functional
     x = torch.ones(4, device="fake:0", requires_grad=True)
@@ -447,7 +447,7 @@ def test_the_gradient_goes_back_to_an_accelerator():
     assert x.grad.device == x.device and x.grad.cpu().tolist() == [3] * 4
 
 
-@on_fake()
+@on_fake("its tasks are steered one by one")
 def test_ctrl_c_ends_a_wait_which_can_be_waited_for_again():
     from pathlib import Path
 
@@ -472,7 +472,7 @@ def test_ctrl_c_ends_a_wait_which_can_be_waited_for_again():
     assert pair.get_wait(transfer).tolist() == [1] * 4
 
 
-@on_fake()
+@on_fake("its tasks are steered one by one")
 def test_a_forked_child_is_told_that_a_pending_transfer_is_its_parents():
     pair = dtorch_ops.functional
     x = torch.ones(4, device="fake:0")
@@ -485,7 +485,7 @@ def test_a_forked_child_is_told_that_a_pending_transfer_is_its_parents():
     assert pair.get_wait(transfer).tolist() == [1] * 4
 
 
-@on_fake()
+@on_fake("its tasks are steered one by one")
 def test_a_start_during_a_capture_is_refused():
     pair = dtorch_ops.functional
     for x, device in ((torch.ones(4, device="fake:0"), "cpu"), (torch.ones(4), "fake:0")):
