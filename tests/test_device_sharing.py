@@ -190,6 +190,26 @@ def test_what_the_driver_refuses_goes_through_the_host(side):
 
 
 @on_fake_with_a_producer()
+def test_without_memory_for_the_snapshot_a_value_goes_through_the_host():
+    fake.share_memory()
+    promise, future = pending()
+
+    def producer(link):
+        own = pickle.loads(link.recv())
+        tensor = torch.full((1_000_000,), 3.0, device="fake:1")
+        fake.drain("fake:1")
+        fake.fail_call("alloc", "no memory here")
+        own.set_value(tensor)
+        link.recv()
+
+    child = forked(producer)
+    child.say(pickle.dumps(promise))
+    assert value_of(future).unique().tolist() == [3]
+    child.say()
+    child.end()
+
+
+@on_fake_with_a_producer()
 def test_an_error_of_the_copy_reaches_the_consumer():
     producer = Producer(full, before=lambda: fake.hold("fake:1"))
     promise, future = pending()

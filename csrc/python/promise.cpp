@@ -84,8 +84,14 @@ struct PromiseMethods {
     return Guarded([&] {
       std::optional<c10::Device> wanted;
       if (device != Py_None) {
-        wanted =
-            py::module_::import("torch").attr("device")(py::handle(device)).cast<c10::Device>();
+        try {
+          wanted =
+              py::module_::import("torch").attr("device")(py::handle(device)).cast<c10::Device>();
+        } catch (py::error_already_set& error) {
+          if (!error.matches(PyExc_RuntimeError)) throw;
+          TORCH_CHECK_VALUE(false, "device: expected one that torch knows, got ",
+                            py::repr(device).cast<std::string>());
+        }
       }
       State& state = StateOf(self);
       state.SetMode(mode ? ParseMode(mode) : PromiseMode::kAuto);
@@ -214,7 +220,7 @@ constexpr char kTensorInitDoc[] =
     "__init__($self, /, mode='auto', *, device=None)\n--\n\n"
     "``mode``: 'auto', 'memory' or 'file'. ``device``: where the value is to be. ValueError for "
     "an\n"
-    "unknown mode, RuntimeError for what names no device.\n";
+    "unknown mode, or what names no device.\n";
 constexpr char kSetExceptionDoc[] =
     "set_exception($self, exception, /)\n--\n\n"
     "Fail the future with ``exception``, an instance. Every read of the future raises a fresh\n"

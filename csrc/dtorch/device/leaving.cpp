@@ -20,15 +20,15 @@ namespace {
 // Of this process: a child has none.
 std::atomic<AllLeaving*> all_leaving{nullptr};
 
-AllLeaving& All() {
-  static const bool once [[maybe_unused]] = [] {
-    // Leaked on purpose: threads use it at exit, or have had its lock when the process was forked.
-    OnFork({.child = [] { all_leaving.store(new AllLeaving); }});
-    all_leaving.store(new AllLeaving);
-    return true;
-  }();
-  return *all_leaving.load();
-}
+// When the library is loaded: a fork beside the first use would find the handler half registered.
+// Leaked on purpose: threads use it at exit, or have had its lock when the process was forked.
+const bool registered [[maybe_unused]] = [] {
+  OnFork({.child = [] { all_leaving.store(new AllLeaving); }});
+  all_leaving.store(new AllLeaving);
+  return true;
+}();
+
+AllLeaving& All() { return *all_leaving.load(); }
 
 }  // namespace
 

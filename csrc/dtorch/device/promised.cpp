@@ -22,12 +22,25 @@ void FulfilOn(c10::Device device, PromiseState& promise, const at::Tensor& value
   CheckDevice(device, kOp);
   TORCH_CHECK_VALUE(!value.is_meta(), kOp, ": expected a tensor whose elements can be put on ",
                     device, ", got one on the device meta, which has none");
+  CheckCanFetch(value, device, kOp);
   auto reservation = promise.Reserve(device);
   try {
-    Start(FetchTo(value, device, kOp), std::move(reservation));
+    Transfer transfer = FetchTo(value, device, kOp);
+    Start(std::move(transfer), std::move(reservation));
   } catch (...) {
     if (reservation) reservation->SetError(std::current_exception());
     throw;
+  }
+}
+
+// False if there is no memory for the snapshot: the way through the host may do without.
+bool TryStartSharing(const at::Tensor& value, std::unique_ptr<Reservation>& reservation) {
+  try {
+    StartSharing(value.detach(), reservation, kOp);
+    return true;
+  } catch (const std::exception&) {
+    if (!reservation) throw;
+    return false;
   }
 }
 
@@ -40,8 +53,8 @@ void Fulfil(PromiseState& promise, const at::Tensor& value) {
   const bool leaves = promise.LeavesProcess();
   auto reservation = promise.Reserve(value.device());
   try {
-    if (leaves && reservation->remote_memory() && CanShare(value)) {
-      StartSharing(value.detach(), reservation, kOp);
+    if (leaves && reservation->remote_memory() && CanShare(value) &&
+        TryStartSharing(value, reservation)) {
       return;
     }
     Transfer transfer =
@@ -60,7 +73,6 @@ void Deliver(const FuturePtr& future, at::Tensor value, c10::Device device) {
     device = *wanted;
     CheckDevice(device, kOp);
   }
-  auto reservation = ReserveFuture(future);
   std::optional<Transfer> transfer;
   {
     const Unseen unseen;  // the thread is one of ours, or happens to wait
@@ -74,6 +86,7 @@ void Deliver(const FuturePtr& future, at::Tensor value, c10::Device device) {
       transfer = FetchTo(value, device, kOp);
     }
   }
+  auto reservation = ReserveFuture(future);
   if (transfer) {
     Start(*std::move(transfer), std::move(reservation));
   } else {

@@ -8,6 +8,7 @@
 #include "dtorch/device/streams.h"
 #include "dtorch/device/transfer.h"
 #include "dtorch/device/work_thread.h"
+#include "dtorch/future/complete.h"
 #include "dtorch/shm/lane_memory.h"
 
 #include <ATen/ops/from_blob.h>
@@ -15,6 +16,7 @@
 
 #include <array>
 #include <atomic>
+#include <cstring>
 #include <mutex>
 #include <optional>
 #include <unordered_map>
@@ -27,7 +29,8 @@ namespace {
 // Below, the way through the host is over before the question is answered.
 constexpr int64_t kShareFrom = 64 << 10;
 // A consumer that has much to do answers late; one that is stopped, not at all.
-constexpr int64_t kAnswerMs = 2000;
+constexpr int64_t kAnswerMs = 300;
+constexpr int64_t kAnswerOfSilentMs = 5;
 constexpr uint64_t kGranule = 2 << 20;  // what drivers map at least
 
 auto& All() {
@@ -50,7 +53,7 @@ void PrepareThread(c10::DeviceType type) {
 void LaterUnlessForked(uint32_t generation, std::function<void()> work) {
   if (generation != ForkGeneration()) return;
   try {
-    RunInWorkThread(std::move(work));
+    RunInWorkThread(Work::kGiveBack, std::move(work));
   } catch (const std::exception&) {
     // It stays until the process ends.
   }
@@ -77,7 +80,7 @@ class Pool : public std::enable_shared_from_this<Pool> {
 
   // An empty grant if there is no more memory for this producer.
   DeviceMemoryRequest::Grant Take(c10::Device device, uint64_t bytes) {
-    std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
     Block* found = nullptr;
     for (Block& block : blocks_) {
       const bool fits = !block.used && block.device == device && block.bytes >= bytes;
@@ -88,9 +91,17 @@ class Pool : public std::enable_shared_from_this<Pool> {
       const uint64_t whole = (bytes + kGranule - 1) / kGranule * kGranule;
       if (whole < bytes || (bytes_ > 0 && bytes_ + whole > shm::CacheLimit())) return {};
       Block made{device, nullptr, whole, {}, false};
-      made.data = SharingOf(device.type()).allocate(device, made.bytes, made.handle);
-      bytes_ += made.bytes;
-      provided_bytes += made.bytes;
+      bytes_ += whole;
+      lock.unlock();  // it may take long, and who gives back a block waits for nothing
+      try {
+        made.data = SharingOf(device.type()).allocate(device, whole, made.handle);
+      } catch (...) {
+        lock.lock();
+        bytes_ -= whole;
+        throw;
+      }
+      lock.lock();
+      provided_bytes += whole;
       found = &blocks_.emplace_back(std::move(made));
     }
     found->used = true;
@@ -100,7 +111,9 @@ class Pool : public std::enable_shared_from_this<Pool> {
           pool->GiveBack(data);
           delete given;
         });
-    return {found->handle, std::move(block)};
+    std::string text(sizeof(found->bytes), '\0');
+    std::memcpy(text.data(), &found->bytes, sizeof(found->bytes));
+    return {text + found->handle, std::move(block)};
   }
 
  private:
@@ -222,28 +235,36 @@ class SnapshotCompletion final : public Completion {
     RemoteMemory& remote = *sending_->reservation->remote_memory();
     auto open = std::static_pointer_cast<OpenBlocks>(
         remote.Keepsake([] { return std::make_shared<OpenBlocks>(); }));
-    const Deadline limit = Deadline::AfterMs(open->is_silent ? 0 : kAnswerMs);
-    const std::string handle = remote.WaitForAnswer(limit);
-    open->is_silent = handle.empty() && limit.HasPassed();
-    if (handle.empty()) return false;
+    const Deadline limit = Deadline::AfterMs(open->is_silent ? kAnswerOfSilentMs : kAnswerMs);
+    PrepareToBlock();  // other values of the stream do not wait for this one's consumer
+    const std::string text = remote.WaitForAnswer(limit);
+    open->is_silent = text.empty() && limit.HasPassed();
+    uint64_t bytes = 0;
+    if (text.size() < sizeof(bytes)) return false;
+    std::memcpy(&bytes, text.data(), sizeof(bytes));
+    if (bytes < sending_->value.nbytes()) return false;
+    const std::string handle = text.substr(sizeof(bytes));
     const c10::Device device = sending_->value.device();
     std::optional<Event> copied;
-    const c10::Stream side = SideStream(stream_, device);
+    std::optional<c10::Stream> side;
     try {
+      side = SideStream(stream_, device);
       void* const there = open->Open(device, handle);
-      const c10::StreamGuard guard(side);
+      const c10::StreamGuard guard(*side);
       at::for_blob(there, sending_->value.sizes())
           .target_device(device)
           .options(sending_->value.options())
           .make_tensor()
           .copy_(sending_->value, /*non_blocking=*/true);
-      copied.emplace(side);
+      copied.emplace(*side);
     } catch (const std::exception&) {
+      // The copy may be under way, into memory that would be another value's next.
+      if (side) side->synchronize();
       return false;
     }
     std::vector<Event> reached;
     reached.push_back(*std::move(copied));
-    WhenReached(side, std::move(reached), std::make_unique<CopyCompletion>(std::move(sending_)));
+    WhenReached(*side, std::move(reached), std::make_unique<CopyCompletion>(std::move(sending_)));
     return true;
   }
 
@@ -279,8 +300,8 @@ void StartSharing(const at::Tensor& value, std::unique_ptr<Reservation>& reserva
       value.clone(at::MemoryFormat::Contiguous).resolve_conj().resolve_neg().contiguous();
   std::vector<Event> reached;
   reached.emplace_back(stream);
-  reservation->remote_memory()->Ask(snapshot.device(), snapshot.nbytes());
   auto sending = std::make_unique<Sending>(std::move(snapshot), std::move(reservation));
+  sending->reservation->remote_memory()->Ask(sending->value.device(), sending->value.nbytes());
   WhenReached(stream, std::move(reached),
               std::make_unique<SnapshotCompletion>(std::move(sending), stream, op));
 }
@@ -288,7 +309,7 @@ void StartSharing(const at::Tensor& value, std::unique_ptr<Reservation>& reserva
 void ProvideMemory(DeviceMemoryRequest request) {
   auto shared = std::make_shared<DeviceMemoryRequest>(std::move(request));
   try {
-    RunInWorkThread([shared] {
+    RunInWorkThread(Work::kProvide, [shared] {
       DeviceMemoryRequest::Grant grant;
       try {
         grant = Provide(*shared);

@@ -29,7 +29,7 @@ namespace dtorch {
 /// How one type of device gives its memory to other processes. Installed by a library that knows
 /// the device. All are called by threads without locks, and throw what the device refuses.
 struct DeviceSharing {
-  /// Memory that other processes can open, with the handle by which they do: at most 128 bytes.
+  /// Memory that other processes can open, with the handle by which they do: at most 120 bytes.
   void* (*allocate)(c10::Device device, uint64_t bytes, std::string& handle) = nullptr;
   void (*free)(c10::Device device, void* data) = nullptr;
   void* (*open)(c10::Device device, const std::string& handle) = nullptr;

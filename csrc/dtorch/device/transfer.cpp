@@ -136,6 +136,12 @@ Transfer FetchHere(const at::Tensor& self, bool copy, const char* op) {
   return {std::move(value), stream, Events(std::move(computed)), {}, {}};
 }
 
+void CheckCanFetch(const at::Tensor& self, c10::Device device, const char* op) {
+  CheckStrided(self, device, op);
+  if (!self.is_cpu()) (void)CurrentStream(self.device(), op);
+  if (!device.is_cpu()) (void)CurrentStream(device, op);
+}
+
 Transfer CopyOut(const at::Tensor& given) {
   const c10::Stream side = UploadStream(given.device());
   const c10::StreamGuard guard(side);

@@ -43,6 +43,9 @@ Transfer FetchHere(const at::Tensor& self, bool copy, const char* op);
 /// other work.
 Transfer CopyOut(const at::Tensor& given);
 
+/// Throws what FetchTo() would at once for reasons of `self` or of a graph's capture.
+void CheckCanFetch(const at::Tensor& self, c10::Device device, const char* op);
+
 /// Begins to copy `self` to `device`. One of the two is an accelerator, the other that or the CPU.
 /// The host's side is pinned memory where there is some. c10::NotImplementedError for what has no
 /// strides.

@@ -3,9 +3,11 @@
 #include "dtorch/base/fork.h"
 #include "dtorch/sys/thread.h"
 
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <deque>
 #include <exception>
 #include <mutex>
@@ -15,6 +17,8 @@ namespace dtorch {
 namespace {
 
 constexpr std::chrono::milliseconds kIdle{1000};
+
+std::atomic<bool> exiting{false};
 
 class WorkThread {
  public:
@@ -33,6 +37,7 @@ class WorkThread {
       std::function<void()> work = std::move(works_.front());
       works_.pop_front();
       lock.unlock();
+      if (exiting) SleepForEver();  // a driver may be half gone
       try {
         work();
       } catch (const std::exception&) {
@@ -50,20 +55,22 @@ class WorkThread {
   bool runs_ = false;
 };
 
-std::atomic<WorkThread*> current{nullptr};
+// By kind. Leaked on purpose: at exit, and in a child, whose parent's may have been locked.
+using Threads = std::array<WorkThread, 2>;
+std::atomic<Threads*> current{nullptr};
 
-WorkThread& Current() {
-  // Leaked on purpose: at exit, and in a child, whose parent's may have been locked.
-  static const bool once [[maybe_unused]] = [] {
-    OnFork({.child = [] { current.store(new WorkThread); }});
-    current.store(new WorkThread);
-    return true;
-  }();
-  return *current.load();
-}
+// When the library is loaded: a fork beside the first use would find the handler half registered.
+const bool registered [[maybe_unused]] = [] {
+  OnFork({.child = [] { current.store(new Threads); }});
+  current.store(new Threads);
+  std::atexit([] { exiting = true; });
+  return true;
+}();
 
 }  // namespace
 
-void RunInWorkThread(std::function<void()> work) { Current().Run(std::move(work)); }
+void RunInWorkThread(Work kind, std::function<void()> work) {
+  (*current.load())[static_cast<size_t>(kind)].Run(std::move(work));
+}
 
 }  // namespace dtorch

@@ -6,10 +6,13 @@
 
 namespace dtorch {
 
-/// Runs `work` in a thread of ours, behind what it was given before; the thread goes when it was of
-/// no use for a second. For calls of a driver that may take long, or want a plain thread. What
-/// throws is dropped. std::system_error if no thread is to be had. A forked child has one of its
-/// own; what its parent's had still to do is not done there.
-void RunInWorkThread(std::function<void()> work);
+/// What a thread is for: a driver that takes memory back may wait for all that a device has to do.
+enum class Work { kProvide, kGiveBack };
+
+/// Runs `work` in the thread of its kind, behind what that was given before; it goes when it was of
+/// no use for a second. At exit it stays where it is. For calls of a driver that may take long, or
+/// want a plain thread. What throws is dropped. std::system_error if no thread is to be had. A
+/// forked child has one of its own; what its parent's had still to do is not done there.
+void RunInWorkThread(Work kind, std::function<void()> work);
 
 }  // namespace dtorch

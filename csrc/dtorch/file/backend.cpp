@@ -109,8 +109,14 @@ class Claim final : public Reservation, public RemoteMemory {
   }
 
  private:
+  [[noreturn]] static void ThrowGivenUp() {
+    throw BrokenPromiseError(
+        "the process that waits for the promise has taken this one for dead, and given it up");
+  }
+
   template <typename Writer>
   void Publish(const shm::Attachment::Value& value, const Writer& write) {
+    if (published_) ThrowGivenUp();  // the slot may be another promise's by now
     shm::Attachment& attachment = *target_.attachment;
     shm::Attachment::Place place;
     bool cold = false;
@@ -131,10 +137,7 @@ class Claim final : public Reservation, public RemoteMemory {
       throw;
     }
     published_ = true;
-    if (!attachment.Publish(target_.slot, target_.generation)) {
-      throw BrokenPromiseError(
-          "the process that waits for the promise has taken this one for dead, and given it up");
-    }
+    if (!attachment.Publish(target_.slot, target_.generation)) ThrowGivenUp();
     // The consumer, if there is one, is under way.
     target_.CheckOwner();
     if (cold) attachment.WarmUp(place, value.bytes);

@@ -25,8 +25,6 @@ namespace {
 // How long a thread looks out before it sleeps, if the wait before was no longer than that: about
 // what it takes to sleep and be woken.
 constexpr std::chrono::microseconds kLookOut{15};
-// How many events it completes at most.
-constexpr int kMostAtOnce = 256;
 // How long a second thread stays after it was last of use.
 constexpr int kSpareMs = 1000;
 
@@ -150,7 +148,11 @@ class Service::End final : public OwnerEnd, public std::enable_shared_from_this<
     if (!service_.mailbox_.IsReady(place())) return std::nullopt;
     // This thread may hold what a callback of others wants: those run where they always do. (One
     // that is added in this very moment, with no way of ours, is run here.)
-    if (!RunsCallbacks(FuturePtr::reclaim_copy(future_))) {
+    const FuturePtr future = FuturePtr::reclaim_copy(future_);
+    // Nor is it the place for a device's work: it may be in the middle of a graph's capture.
+    const bool takes_device =
+        service_.mailbox_.NeedsDevice(place()) || WantedDevice(future).has_value();
+    if (!takes_device && !RunsCallbacks(future)) {
       return service_.mailbox_.CollectOne(place());
     }
     service_.mailbox_.WakeAnother();
@@ -242,6 +244,11 @@ FuturePtr Service::FutureAt(shm::Mailbox::Place place, bool& has_value, bool tak
 
 shm::Token Service::TokenOf(const OwnerEnd& end) { return static_cast<const End&>(end).token(); }
 
+// Whether `wanted` is that device; without an index, any of the type will do.
+bool Names(c10::Device wanted, c10::Device device) {
+  return wanted.type() == device.type() && (!wanted.has_index() || wanted == device);
+}
+
 // A producer asks for memory of a device.
 void Service::Answer(shm::Mailbox::Event event) {
   const shm::Question question = *std::move(event.question);
@@ -255,7 +262,7 @@ void Service::Answer(shm::Mailbox::Event event) {
           ? c10::Device(static_cast<c10::DeviceType>(question.device_type), question.device_index)
           : c10::Device(c10::kCPU);
   const auto wanted = future ? WantedDevice(future) : std::nullopt;
-  if (!provide || !sensible || !future || (wanted && *wanted != device)) {
+  if (!provide || !sensible || !future || (wanted && !Names(*wanted, device))) {
     mailbox_.Answer(event.place, question, {}, nullptr);
     return;
   }
@@ -322,8 +329,10 @@ bool Service::DeliverNext() {
   auto event = mailbox_.Collect();
   if (!event) return false;
   bool has_value = false;
-  const FuturePtr future = event->question ? nullptr : FutureAt(event->place, has_value);
-  if (future && RunsCallbacks(future)) {
+  const FuturePtr future = FutureAt(event->place, has_value, /*takes=*/!event->question);
+  const bool takes_device = event->question || event->received.memory ||
+                            event->received.device_type != 0 || (future && WantedDevice(future));
+  if (takes_device || (future && RunsCallbacks(future))) {
     mailbox_.PutBack(*std::move(event));
     return false;
   }
@@ -334,19 +343,19 @@ bool Service::DeliverNext() {
 void Service::LookOut(End& end) {
   static const bool alone = std::thread::hardware_concurrency() < 2;
   if (alone || !look_out_.load(std::memory_order_relaxed)) return;
-  mailbox_.BeginLookOut();
+  struct LooksOut {
+    explicit LooksOut(shm::Mailbox& mailbox) : mailbox(mailbox) { mailbox.BeginLookOut(); }
+    ~LooksOut() { mailbox.EndLookOut(); }
+    shm::Mailbox& mailbox;
+  } looks_out(mailbox_);
   const auto limit = std::chrono::steady_clock::now() + kLookOut;
-  for (int delivered = 0; delivered < kMostAtOnce;) {
-    if (mailbox_.HasNews()) {
-      if (DeliverNext()) {
-        ++delivered;
-        continue;
-      }
-      if (mailbox_.HasMore()) break;  // it runs callbacks, which have their threads
+  while (std::chrono::steady_clock::now() < limit) {
+    if (!mailbox_.HasNews()) {
+      if (end.IsComplete()) break;
+    } else if (!DeliverNext() && mailbox_.HasMore()) {
+      break;  // it runs callbacks, which have their threads
     }
-    if (end.IsComplete() || std::chrono::steady_clock::now() >= limit) break;
   }
-  mailbox_.EndLookOut();
 }
 
 void Service::StartListening() {

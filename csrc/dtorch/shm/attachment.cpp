@@ -10,10 +10,12 @@
 #include <cstring>
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <stdexcept>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <utility>
 
 namespace dtorch::shm {
 namespace {
@@ -155,6 +157,8 @@ void Attachment::AfterForkInParent() {
 }
 
 void Attachment::AfterForkInChild(bool may_take_over) {
+  // What it keeps is the parent's, and its lock may be held: leaked.
+  new std::shared_ptr<Keepsake>(std::exchange(keepsake_, std::make_shared<Keepsake>()));
   // The parent's, which counts as alive until this process has taken over.
   const Fd parents_alive = std::move(alive_);
   try {
@@ -264,6 +268,7 @@ void Attachment::Ask(uint32_t slot, uint32_t generation, uint8_t device_type, in
   place.description.device_type = device_type;
   place.description.device_index = device_index;
   place.description.bytes = bytes;
+  place.description.block = ++questions_;
   const auto lane = static_cast<uint16_t>(lane_);
   uint64_t claimed = SlotWord{State::kClaimed, lane, generation}.Pack();
   const uint64_t asking = SlotWord{State::kAsking, lane, generation}.Pack();
@@ -280,6 +285,7 @@ std::optional<std::string> Attachment::WaitForAnswer(uint32_t slot, uint32_t gen
   const auto lane = static_cast<uint16_t>(lane_);
   const uint64_t claimed = SlotWord{State::kClaimed, lane, generation}.Pack();
   const uint64_t asking = SlotWord{State::kAsking, lane, generation}.Pack();
+  const uint64_t answering = SlotWord{State::kAnswering, lane, generation}.Pack();
   for (;;) {
     const uint32_t answers = place.answers.load();
     uint64_t word = place.word.load();
@@ -288,12 +294,16 @@ std::optional<std::string> Attachment::WaitForAnswer(uint32_t slot, uint32_t gen
       if (bytes > kInlineBytes) return std::nullopt;  // no answer of ours
       return std::string(reinterpret_cast<const char*>(place.description.value), bytes);
     }
-    if (word != asking) return std::nullopt;  // taken for dead
-    if (deadline.HasPassed() || !OwnerLives()) {
+    if (word != asking && word != answering) return std::nullopt;  // taken for dead
+    const bool dead = !OwnerLives();
+    if (word == asking && (dead || deadline.HasPassed())) {
       if (place.word.compare_exchange_strong(word, claimed)) return std::nullopt;
       continue;
     }
-    FutexWait(place.answers, answers, deadline.AtMostMs(kLookForOwnerMs), FutexScope::kShared);
+    if (dead) return std::nullopt;
+    // An answer that has begun is waited for: it is a few bytes.
+    const Deadline nap = word == asking ? deadline : Deadline::Never();
+    FutexWait(place.answers, answers, nap.AtMostMs(kLookForOwnerMs), FutexScope::kShared);
   }
 }
 
@@ -431,9 +441,17 @@ void Attachment::Abandon(uint32_t slot, uint32_t generation) {
   std::lock_guard<std::mutex> lock(mutex_);
   auto& dropping = meta_.lane(lane_).dropping;
   dropping.store(slot + 1);
-  for (const State state : {State::kAsking, State::kClaimed}) {  // an answer may come in between
-    uint64_t expected = SlotWord{state, lane, generation}.Pack();
-    if (meta_.slot(slot).word.compare_exchange_strong(expected, pending)) break;
+  auto& word = meta_.slot(slot).word;
+  for (uint64_t seen = word.load();;) {
+    const SlotWord now = SlotWord::Unpack(seen);
+    const bool ours = now.lane == lane && now.generation == generation;
+    if (ours && now.state == State::kAnswering && OwnerLives()) {  // a few bytes
+      sched_yield();
+      seen = word.load();
+      continue;
+    }
+    if (!ours || (now.state != State::kAsking && now.state != State::kClaimed)) break;
+    if (word.compare_exchange_strong(seen, pending)) break;
   }
   DTORCH_TEST_POINT("abandoned");
   if (meta_.hold(lane_, slot).load() != generation) Attend(slot);

@@ -9,6 +9,7 @@
 #include "dtorch/sys/fd.h"
 #include "dtorch/sys/mapping.h"
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -64,7 +65,7 @@ class DTORCH_API Attachment {
   /// no such memory.
   std::optional<std::string> WaitForAnswer(uint32_t slot, uint32_t generation, Deadline deadline);
 
-  Keepsake& keepsake() { return keepsake_; }
+  Keepsake& keepsake() { return *keepsake_; }
 
   struct Value {
     Payload payload = Payload::kNothing;
@@ -138,7 +139,8 @@ class DTORCH_API Attachment {
   uint32_t lane_ = 0, region_ = 0;
 
   uint32_t fork_generation_;
-  Keepsake keepsake_;
+  std::shared_ptr<Keepsake> keepsake_ = std::make_shared<Keepsake>();
+  std::atomic<uint64_t> questions_{0};
 
   std::mutex mutex_;  // guards what follows
   LaneMemory lane_memory_;

@@ -100,12 +100,12 @@ struct ForkOfAttachments {
       each->AfterForkInChild(/*may_take_over=*/static_cast<bool>(working));
     // Whatever still uses them keeps them.
     std::erase_if(table.attachments, [](const auto& each) { return each->IsInert(); });
+    working.Reset();         // the parent goes on
     table.owners.Reset();    // the parent's thread looks at it
 #ifndef __SANITIZE_THREAD__  // it ends a forked child that starts a thread
     for (const auto& each : table.attachments) table.Watch(*each);
 #endif
     table.mutex.unlock();
-    working.Reset();
   }
 
  private:
@@ -125,6 +125,9 @@ Table& Attachments() {
   }();
   return *table;
 }
+
+// When the library is loaded: a fork beside the first use would find the handlers half registered.
+const bool registered [[maybe_unused]] = (Attachments(), true);
 
 }  // namespace
 

@@ -19,7 +19,7 @@
 namespace dtorch::shm {
 
 inline constexpr uint64_t kMagic = 0x31786f6264746f72;  // "rotdbox1"
-inline constexpr uint32_t kVersion = 4;
+inline constexpr uint32_t kVersion = 5;
 
 inline constexpr uint32_t kSlots = 1u << 20;    // promises that can be outstanding
 inline constexpr uint32_t kLanes = 512;         // producer processes at a time
@@ -29,9 +29,9 @@ inline constexpr uint16_t kCancelled = 1;  // in place of a lane in a free word:
 
 // The life of a slot, in the low byte of its word:
 //
-//                                          asking
-//                                     Ask ^  |
-//                                         |  v Answer
+//                                        asking --> answering
+//                                     Ask ^  |         |
+//                                         |  v         v Answer
 //   free --Allocate--> pending --Claim--> claimed --Publish--> ready --Take--> free
 //                         |                  |
 //                         |                  `--the claimant died--> pending, or free if nobody
@@ -43,7 +43,8 @@ inline constexpr uint16_t kCancelled = 1;  // in place of a lane in a free word:
 // slot's generation: no crash leaves a claim without an owner, and no stale token hits a slot that
 // is used again. A producer makes the moves Claim, Ask and Publish; all others are the consumer's,
 // but that a claimant may take its question back. Between Claim and Publish the description is the
-// claimant's; while it asks, the consumer's. Its death while it asks is that of any claimant.
+// claimant's; while it is answered, the consumer's. Its death while it asks is that of any
+// claimant.
 //
 // What is asked for is memory of a device, which is the consumer's: the claimant copies the value
 // there. The answer says where it is, as only that device's driver understands; or is empty, and
@@ -54,7 +55,14 @@ inline constexpr uint16_t kCancelled = 1;  // in place of a lane in a free word:
 // the value; else it rings the mailbox's, and the listening thread does. A thread that stops
 // waiting lowers `waiters` and then looks at the ready bit: what was published meanwhile to a bell
 // that nobody hears any more is passed on to the listening thread.
-enum class State : uint8_t { kFree = 0, kPending = 1, kClaimed = 2, kReady = 3, kAsking = 4 };
+enum class State : uint8_t {
+  kFree = 0,
+  kPending = 1,
+  kClaimed = 2,
+  kReady = 3,
+  kAsking = 4,
+  kAnswering = 5,
+};
 
 struct SlotWord {
   State state = State::kFree;
@@ -91,7 +99,7 @@ struct Description {
   uint8_t device_type;  // where the value is wanted; the bytes are here. 0 is the CPU
   int8_t device_index;
   uint16_t padding;
-  uint64_t block;  // offset in the lane's data; 0 is none
+  uint64_t block;  // offset in the lane's data; 0 is none. In a question, which one of the lane's
   uint64_t bytes;  // of the value; in an answer, of the answer, which lies in `value`
   int64_t sizes[kInlineDims];
   alignas(16) std::byte value[kInlineBytes];

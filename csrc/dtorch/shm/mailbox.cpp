@@ -205,7 +205,7 @@ Mailbox::Place Mailbox::Allocate() {
   local.allocated_at = epoch_;
   local.holds_at_home = 0;
   local.handed_out = local.owner_dropped = local.held_at_home = local.unwanted = false;
-  local.asked_by = 0;
+  local.question = 0;
   Slot& slot = meta_.slot(index);
   slot.held.store(local.generation - 1);
   slot.handed_over.store(0);
@@ -342,6 +342,11 @@ bool Mailbox::IsPending(Place place) const {
          SlotWord{State::kPending, 0, place.generation}.Pack();
 }
 
+bool Mailbox::NeedsDevice(Place place) const {
+  const Description& description = meta_.slot(place.slot).description;
+  return description.payload == Payload::kDeviceTensor || description.device_type != 0;
+}
+
 std::optional<Mailbox::Event> Mailbox::CollectOne(Place place) {
   std::vector<Event> events;
   std::lock_guard<std::mutex> lock(mutex_);
@@ -447,10 +452,16 @@ void Mailbox::Take(Place place, uint32_t lane_index, std::vector<Event>& events)
 void Mailbox::HearQuestion(Place place, uint32_t lane, std::vector<Event>& events) {
   // Looked at for another reason, it may be found again.
   if (lane >= kLanes || !Watch(lane)) return;
-  if (std::exchange(locals_[place.slot].asked_by, lane + 1) == lane + 1) return;
+  Local& local = locals_[place.slot];
   const Description& description = meta_.slot(place.slot).description;
-  Question question{lane, description.device_type, description.device_index, description.bytes,
-                    lanes_[lane]->keepsake};
+  const uint64_t number = description.block;
+  if (local.question != 0 && std::exchange(local.question_number, number) == number) return;
+  local.question_number = number;
+  local.question = ++questions_;
+  local.memory.reset();  // of an earlier claim
+  Question question{local.question,          lane,
+                    description.device_type, description.device_index,
+                    description.bytes,       lanes_[lane]->keepsake};
   events.push_back({place, /*broken=*/false, {}, std::move(question)});
 }
 
@@ -458,18 +469,22 @@ void Mailbox::Answer(Place place, const Question& question, std::string_view tex
                      std::shared_ptr<void> memory) {
   std::shared_ptr<void> unused = std::move(memory);  // dropped behind the lock
   std::lock_guard<std::mutex> lock(mutex_);
-  if (!Find(place)) return;
+  const Local* local = Find(place);
+  if (!local || local->question != question.id) return;
   Slot& slot = meta_.slot(place.slot);
   const auto lane = static_cast<uint16_t>(question.lane);
   uint64_t asking = SlotWord{State::kAsking, lane, place.generation}.Pack();
-  if (slot.word.load() != asking) return;  // it waits no more
+  const uint64_t answering = SlotWord{State::kAnswering, lane, place.generation}.Pack();
+  // Or it waits no more; and the next question of the same lane may not have been heard yet.
+  if (slot.description.block != local->question_number ||
+      !slot.word.compare_exchange_strong(asking, answering)) {
+    return;
+  }
+  if (text.size() > kInlineBytes) text = {};
   slot.description.bytes = text.size();
   if (!text.empty()) std::memcpy(slot.description.value, text.data(), text.size());
   DTORCH_TEST_POINT("answering");
-  if (!slot.word.compare_exchange_strong(
-          asking, SlotWord{State::kClaimed, lane, place.generation}.Pack())) {
-    return;
-  }
+  slot.word.store(SlotWord{State::kClaimed, lane, place.generation}.Pack());
   if (!text.empty()) locals_[place.slot].memory = std::move(unused);
   slot.answers.fetch_add(1);
   FutexWake(slot.answers, INT_MAX, FutexScope::kShared);
@@ -598,7 +613,7 @@ void Mailbox::OnDeath(uint32_t lane, std::vector<Event>& events) {
     const bool claimed =
         (word.state == State::kClaimed || word.state == State::kAsking) && word.lane == lane;
     if (claimed) {
-      locals_[index].asked_by = 0;
+      locals_[index].question = 0;
       locals_[index].memory.reset();
       // Back first, so that a holder that drops it now sees that it is pending, and says so.
       uint64_t expected = word.Pack();

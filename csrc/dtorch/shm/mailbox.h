@@ -43,6 +43,7 @@ struct Received {
 
 /// What a producer has asked for: memory of a device.
 struct Question {
+  uint64_t id = 0;
   uint32_t lane = 0;
   uint8_t device_type = 0;
   int8_t device_index = 0;
@@ -109,6 +110,8 @@ class DTORCH_API Mailbox {
   /// Whether events have been found that nobody has been told yet. A thread that may not come back
   /// for them soon calls WakeAnother().
   bool HasMore() const { return found_count_.load() > 0; }
+  /// Whether what was published takes a device to deliver. Of a promise that is ready.
+  bool NeedsDevice(Place place) const;
   /// The same for one promise, by a thread that waits for it; nullopt if it is not ready.
   std::optional<Event> CollectOne(Place place);
   /// Answers the question of the producer that has claimed the promise, in at most kInlineBytes.
@@ -165,7 +168,8 @@ class DTORCH_API Mailbox {
     bool owner_dropped = false;
     bool held_at_home = false;     // ever
     bool unwanted = false;         // the future was dropped while a producer had claimed it
-    uint32_t asked_by = 0;         // one more than the claimant's lane, once that was told
+    uint64_t question = 0;         // its id, once it was told; 0 is none
+    uint64_t question_number = 0;  // the claimant's
     std::shared_ptr<void> memory;  // which the claimant was given
   };
   // Epochs are counted by forks: a child has inherited what was made before its own.
@@ -226,6 +230,7 @@ class DTORCH_API Mailbox {
   std::vector<DeferredBlock> deferred_;   // which a child may still look at
   std::atomic<uint64_t> received_bytes_{0};
   uint64_t received_blocks_ = 0;
+  uint64_t questions_ = 0;
 };
 
 }  // namespace dtorch::shm
