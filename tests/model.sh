@@ -84,11 +84,13 @@ fi
 # sooner when the search goes the other way (-DREVERSE, -DT_REVERSE).
 {
   if [ $# -gt 0 ]; then
-    for model in blocks listen REUSE ATTACH fork HANDOVER PUBLISH TWO CROWD RESERVED; do
+    for model in lookout ask blocks listen REUSE ATTACH fork HANDOVER PUBLISH TWO CROWD RESERVED; do
       echo "ends $model"
     done
   fi
   cat <<'END'
+holds lookout
+holds ask
 holds blocks
 holds listen
 holds fork
@@ -160,6 +162,25 @@ found blocks BUG_PUSHED_UNCHECKED
 found blocks BUG_PUNCHED_AT_DEATH -DT_REVERSE
 found blocks BUG_GIVES_BACK_A_CHILDS
 found blocks BUG_DEFERRED_WITHOUT_LANE -DREVERSE
+found ask BUG_ANSWERS_UNMARKED
+found ask BUG_ASKED_BY_LANE
+found ask BUG_ANSWER_UNCHECKED
+found ask BUG_ANSWER_TO_ANY_LANE
+found ask BUG_ANSWER_TO_ANY_QUESTION
+found ask BUG_NUMBER_READ_LATE
+found ask BUG_NUMBERED_LAST
+found ask BUG_MEMORY_UNLOCKED
+found ask BUG_ANSWER_SILENT
+found ask BUG_ANSWERS_READ_LATE
+found ask BUG_ASK_SILENT
+found ask BUG_TAKEN_BACK_UNCHECKED
+found ask BUG_ABANDON_CLAIMED_FIRST
+found ask BUG_DEATH_IGNORES_ASKING
+found lookout BUG_LOOK_BEFORE_ARM
+found lookout BUG_LOOK_NEVER
+found lookout BUG_COUNTED_LAST
+found lookout BUG_LEFT_TO_THE_LISTENER
+found lookout BUG_LISTENER_DISARMS
 END
 } | xargs -P "$(nproc)" -L 1 "$self" check | tee report
 ! grep -q FAILS report

@@ -2,7 +2,8 @@
 // `make model` runs it: every configuration must hold, every mistake must be found.
 // `tests/model.sh CONFIGURATION [MISTAKE]` runs one of them, and shows the steps to its error.
 // Beside it: fork.pml, a producer that forks; listen.pml, who listens while callbacks block;
-// blocks.pml, the memory of large values.
+// lookout.pml, threads that look out before they wait; ask.pml, claimants that ask for memory of a
+// device; blocks.pml, the memory of large values.
 //
 // What stands here for what:
 //
