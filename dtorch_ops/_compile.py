@@ -126,17 +126,59 @@ def _add_reason(exc: Any) -> None:
     exc.format_graph_break_message = explained
 
 
-def _explain_breaks() -> None:
-    exc = sys.modules.get("torch._dynamo.exc")
-    if exc is not None:
-        _add_reason(exc)
-    else:
-        sys.meta_path.insert(0, _OnImport("torch._dynamo.exc", _add_reason))
+# ---- Order --------------------------------------------------------------------------------------
+
+
+def _keep_order_for_locality(post_grad: Any) -> None:
+    """Have Inductor not move what stands in a graph with one of our operators to where it is used.
+
+    That runs a wait right behind its start, at the cost of the overlap that the two are for; torch
+    leaves the waits of its own collectives alone for the same reason.
+    """
+    reorder = getattr(post_grad, "reorder_for_locality", None)
+    if reorder is None:
+        return
+
+    def unless_ours(graph: torch.fx.Graph) -> None:
+        # An effect is an argument of a node that orders it.
+        if not any(_is_ours(of) for node in graph.nodes for of in (node.target, *node.args[:2])):
+            reorder(graph)
+
+    post_grad.reorder_for_locality = unless_ours
+
+
+def _keep_order_for_memory(memory: Any) -> None:
+    """Nor for the sake of less memory, which does the same."""
+    reorder = getattr(memory, "reorder_for_peak_memory", None)
+    if reorder is None:
+        return
+
+    def unless_ours(nodes: list[Any], *arguments: Any, **options: Any) -> list[Any]:
+        reordered = reorder(nodes, *arguments, **options)  # it computes what others use, too
+        kernels = (kernel.node for node in nodes for kernel in node.get_nodes())
+        ours = any(_is_ours(getattr(kernel, "op_overload", None)) for kernel in kernels)
+        return nodes if ours else reordered  # type: ignore[no-any-return]
+
+    memory.reorder_for_peak_memory = unless_ours
+
+
+# ---- Installing ---------------------------------------------------------------------------------
+
+_HOOKS = {
+    "torch._dynamo.exc": _add_reason,
+    "torch._inductor.fx_passes.post_grad": _keep_order_for_locality,
+    "torch._inductor.memory": _keep_order_for_memory,
+}
 
 
 def install() -> None:
     _keep_effects()
-    _explain_breaks()
+    for name, hook in _HOOKS.items():
+        module = sys.modules.get(name)
+        if module is not None:
+            hook(module)
+        else:
+            sys.meta_path.insert(0, _OnImport(name, hook))
 
 
 install()

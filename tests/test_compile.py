@@ -159,18 +159,44 @@ def test_a_full_graph_does_what_eager_does(backend, program, dynamic):
                 torch.testing.assert_close(ours.grad, theirs.grad)
             ran = operators(functools.partial(compiled, ours))
             expected_to_run = operators(functools.partial(program, ours))
-            if backend == "inductor":  # see the next test
-                ran, expected_to_run = sorted(ran), sorted(expected_to_run)
             assert ran == expected_to_run
 
 
-def test_inductor_keeps_the_order_if_it_may_not_reorder():
-    """It may by default, to need less memory: then a wait runs early, and the overlap is lost."""
-    options = {"reorder_for_peak_memory": False}
-    compiled = torch.compile(waited_out_of_order, fullgraph=True, options=options)
-    x = torch.ones(4, 4)
-    compiled(x)
-    assert operators(lambda: compiled(x)) == ["get_start"] * 3 + ["get_wait"] * 3
+def beside_products(x: Tensor) -> tuple[Tensor, ...]:
+    h = x @ x
+    transfer = get_start(h)
+    y = (h @ h.t()) @ x
+    return get_wait(transfer) + 1, y.sum(0)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_inductor_runs_between_the_two_what_stands_there(training):
+    """Not the wait right behind the start, for locality or for less memory, as it might."""
+    from torch._inductor.utils import run_and_get_code
+
+    x = torch.randn(64, 64, requires_grad=training)
+    compiled = torch.compile(beside_products, fullgraph=True)
+    _, code = run_and_get_code(compiled, x)
+    kernels = re.findall(r"= torch\.ops\.dtorch\.(\w+)|extern_kernels\.(mm)\(", code[0])
+    assert [a or b for a, b in kernels] == ["mm", "get_start", "mm", "mm", "get_wait"]
+
+
+def test_inductor_moves_kernels_of_other_graphs_as_ever():
+    from torch._inductor import memory
+    from torch._inductor.fx_passes import post_grad
+
+    graph = torch.fx.symbolic_trace(lambda x: (x.sin(), x.cos())).graph
+    moved = []
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in (
+            (post_grad, "reorder_for_locality"),
+            (memory, "reorder_for_peak_memory"),
+        ):
+            cell = getattr(module, name).__closure__[0]
+            patch.setattr(cell, "cell_contents", lambda given, *_: moved.append(given) or ["moved"])
+        post_grad.reorder_for_locality(graph)
+        assert memory.reorder_for_peak_memory([]) == ["moved"]
+    assert moved == [graph, []]
 
 
 @backends

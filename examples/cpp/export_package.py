@@ -40,12 +40,7 @@ def main() -> None:
         program = torch.export.export(
             Model().eval(), (torch.ones(2, 3),), dynamic_shapes={"x": {0: rows}}
         )
-        torch._inductor.aoti_compile_and_package(
-            program,
-            package_path=path,
-            # Or the wait may run early, for the sake of memory.
-            inductor_configs={"reorder_for_peak_memory": False},
-        )
+        torch._inductor.aoti_compile_and_package(program, package_path=path)
 
 
 if __name__ == "__main__":
