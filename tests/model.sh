@@ -181,6 +181,7 @@ found lookout BUG_LOOK_NEVER
 found lookout BUG_COUNTED_LAST
 found lookout BUG_LEFT_TO_THE_LISTENER
 found lookout BUG_LISTENER_DISARMS
+found lookout BUG_LATE_BLOCKS -DREVERSE
 END
 } | xargs -P "$(nproc)" -L 1 "$self" check | tee report
 ! grep -q FAILS report

@@ -18,15 +18,18 @@
 //               That a promise is not broken which somebody living can fulfil is asserted where it
 //               is broken, too: the child counts from the instant of the fork.
 //
-// One assumption is made of time: kForkGrace is not over before a child that lives has taken over.
-// BUG_GRACE_TOO_SHORT is what comes without it: a child that stands still for that long, and whose
-// parent was killed in the middle of the fork, loses the promise.
+// The child closes its copy of the parent's pipe last: until it has taken over, a consumer that watches
+// the pipe takes the parent for alive. Where a pidfd is watched instead (`may_open` is false), and where
+// the parent's lane is looked at for the first time after its death, when its pipe cannot be opened any
+// more, a killed parent is seen as such at once, and one assumption is made of time: kForkGrace is not over before a child that lives has taken over. BUG_GRACE_TOO_SHORT is what comes
+// without it: a child that stands still for that long, and whose parent was killed in the middle of the
+// fork, loses the promise.
 //
 // A process that was killed before it announced its lane is found when the next one is announced:
 // the monitor announces one, and looks at the lanes then.
 //
-// BUG_PARENT_GOES_ON is also what a fork does for which no pipe was to be had (Prepare), if its child
-// comes by descriptors nevertheless.
+// A child whose parent had no pipe to wait on (Prepare) takes nothing over. BUG_PARENT_GOES_ON is also what
+// would come of it if it did.
 //
 // Left out: what slot.pml shows, bells and claims above all: the consumer wakes up here if there is
 // something to see. Tokens passed on; several slots, generations and mailboxes (each attachment has
@@ -56,7 +59,7 @@ byte forking[2];             // Lane::forking
 bit alive_open[2];           // the process has the writing end of its pipe
 bit childs_copy;             // the child has its parent's
 bit parent_works, child_works;  // the ends of the pipe that the parent waits on
-bit forked;
+bit forked, no_pipe;
 mtype life[2] = LIVES;
 
 #define DEAD(p) (life[p] != LIVES)     // takes no further step
@@ -97,6 +100,9 @@ proctype Parent() {
     if
     :: d_step {  // fork()
          forked = 1; parent_works = 1; child_works = 1; childs_copy = 1; heir[CHILD] = heir[PARENT]
+       }
+    :: d_step {  // ... for which no pipe was to be had: the child takes nothing over
+         forked = 1; no_pipe = 1; childs_copy = 1
        }
     :: true  // it fails
     fi;
@@ -142,13 +148,11 @@ inline Copy() {
 }
 
 inline TakeOver() {
-#if !defined(BUG_CHILD_KEEPS_PIPE)
-  childs_copy = 0;  // alive_.Reset()
-#endif
   // ClaimLane
   if
-  :: goto inert  // it has no descriptors
-  :: d_step { alive_open[CHILD] = 1; lane = 1 - parents; lane_owner[lane] = CHILD + 1 }
+  :: no_pipe -> goto inert
+  :: !no_pipe -> goto inert  // it has no descriptors
+  :: d_step { !no_pipe -> alive_open[CHILD] = 1; lane = 1 - parents; lane_owner[lane] = CHILD + 1 }
   fi;
 #if defined(BUG_ANNOUNCED_LAST)
   Copy();
@@ -163,6 +167,9 @@ inline TakeOver() {
   :: true
 #endif
   fi;
+#if !defined(BUG_CHILD_KEEPS_PIPE)
+  childs_copy = 0;  // until now the parent has counted as alive
+#endif
   d_step { taken_over = 1; child_works = 0 }
 }
 
@@ -183,7 +190,7 @@ end_forked:
     goto done;
 inert:
     if
-    :: d_step { taken_over = 1; child_works = 0; heir[CHILD] = 0 }
+    :: d_step { taken_over = 1; child_works = 0; childs_copy = 0; heir[CHILD] = 0 }
     fi;
 done:
     skip
