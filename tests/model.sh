@@ -182,6 +182,7 @@ found lookout BUG_COUNTED_LAST
 found lookout BUG_LEFT_TO_THE_LISTENER
 found lookout BUG_LISTENER_DISARMS
 found lookout BUG_LATE_BLOCKS -DREVERSE
+found lookout BUG_PUT_BACK_SILENT
 END
 } | xargs -P "$(nproc)" -L 1 "$self" check | tee report
 ! grep -q FAILS report

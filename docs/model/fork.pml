@@ -21,9 +21,10 @@
 // The child closes its copy of the parent's pipe last: until it has taken over, a consumer that watches
 // the pipe takes the parent for alive. Where a pidfd is watched instead (`may_open` is false), and where
 // the parent's lane is looked at for the first time after its death, when its pipe cannot be opened any
-// more, a killed parent is seen as such at once, and one assumption is made of time: kForkGrace is not over before a child that lives has taken over. BUG_GRACE_TOO_SHORT is what comes
-// without it: a child that stands still for that long, and whose parent was killed in the middle of the
-// fork, loses the promise.
+// more, a killed parent is seen as such at once, and one assumption is made of time: kForkGrace is not
+// over before a child that lives has taken over. BUG_GRACE_TOO_SHORT is what comes without it: a child
+// that stands still for that long, and whose parent was killed in the middle of the fork, loses the
+// promise.
 //
 // A process that was killed before it announced its lane is found when the next one is announced:
 // the monitor announces one, and looks at the lanes then.

@@ -210,17 +210,16 @@ look_out:
   :: d_step { summary_bit -> ALARM }
   :: else
   fi;
-#elif defined(BUG_WAKE_IF_ARMED)
-  if
-  :: d_step { HAS_NEWS -> RING }
-  :: else
-  fi;
 #elif !defined(BUG_LOOK_BEFORE_ARM) && !defined(BUG_LOOK_NEVER)
   if
   :: HAS_NEWS -> d_step { ALARM }
   :: else
   fi;
 #endif
+  if
+  :: outcome[waits_for[id]] -> goto complete  // it does not look again
+  :: else
+  fi;
 enter:
   waiters[waits_for[id]]++;
   do
@@ -264,7 +263,7 @@ end_futex:
     event = NONE_FOUND
   :: else
   fi;
-  // What it has waited for is complete, too, if it was in a callback.
+complete:  // what it has waited for, too, if it was in a callback
   if
   :: late -> late = 0; goto look_out
   :: else
