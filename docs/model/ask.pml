@@ -27,8 +27,8 @@
 // a lost wake-up, and is left out.
 //
 // A question has a number, by which it differs from an earlier one of the same lane in the same
-// generation. In the code that is the count of answers, which Ask increases as well: only equality
-// matters.
+// generation. In the code that is Description::block, counted by the lane's process, and beside it an id
+// that the consumer gives each question it hears: only equality matters.
 //
 // Left out: what slot.pml shows, bits and bells and the order of holds: the listener wakes up here if
 // there is something to see. Descriptions that say what is not so. The death of the consumer.
@@ -56,7 +56,7 @@ mtype = { NOTHING, VALUE, BROKEN, OWN };
 mtype word_state = PENDING;         // Slot::word
 byte word_lane, word_gen = 1;
 byte description;
-byte number;                        // Slot::answers, as counted by Ask
+byte number;                        // Description::block, as counted by Ask
 bit answers_as_seen[2];             // ... and as the futex: has it the value that the claimant read?
 bit ready_bit;
 byte hold[2] = 1;                   // the generation

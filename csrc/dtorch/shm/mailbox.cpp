@@ -475,9 +475,13 @@ void Mailbox::Answer(Place place, const Question& question, std::string_view tex
   const auto lane = static_cast<uint16_t>(question.lane);
   uint64_t asking = SlotWord{State::kAsking, lane, place.generation}.Pack();
   const uint64_t answering = SlotWord{State::kAnswering, lane, place.generation}.Pack();
-  // Or it waits no more; and the next question of the same lane may not have been heard yet.
-  if (slot.description.block != local->question_number ||
-      !slot.word.compare_exchange_strong(asking, answering)) {
+  if (!slot.word.compare_exchange_strong(asking, answering)) return;  // it waits no more
+  // From here on it waits, and the description is ours. It may be the next question of the same
+  // lane, which has not been heard yet.
+  if (slot.description.block != local->question_number) {
+    slot.word.store(asking);
+    slot.answers.fetch_add(1);
+    FutexWake(slot.answers, INT_MAX, FutexScope::kShared);
     return;
   }
   if (text.size() > kInlineBytes) text = {};
