@@ -6,18 +6,17 @@
 
 #include "dtorch/device/sharing.h"
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <fcntl.h>
 #include <map>
 #include <mutex>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #define FAKE_API extern "C" __attribute__((visibility("default")))
 
@@ -73,8 +72,8 @@ void* Allocate(c10::Device, uint64_t bytes, std::string& handle) {
   }
   void* const data = Map(fd, bytes, fd);
   std::memset(data, kPoison, bytes);
-  handle = std::to_string(getpid()) + " " + std::to_string(fd) + " " + std::to_string(bytes) +
-           " " + std::to_string(++allocated);
+  handle = std::to_string(getpid()) + " " + std::to_string(fd) + " " + std::to_string(bytes) + " " +
+           std::to_string(++allocated);
   return data;
 }
 
