@@ -295,17 +295,22 @@ def test_the_child_of_a_producer_is_killed_as_it_takes_over(consumer, point, the
     check_that_nothing_is_left(consumer, start)
 
 
+def child_stopped_at(point: str, producer: Peer, round: Round) -> int:
+    """Of a fork of a producer that holds the promise, which waits for it meanwhile."""
+    producer.ask(f"hold {round.token}", "holds")
+    producer.arm("stop", point)
+    producer.tell(f"fork {round.token} {BLOCK} 7")
+    producer.hear("stopping")
+    return stopped_child_of(producer)
+
+
 @child_steps
 def test_a_producer_is_killed_while_its_child_is_stopped(consumer, point):
     """It is its parent's heir from the fork on, and lives: when it goes on it takes over."""
     start = settled(consumer)
     with peers("producer") as [producer]:
         round = Round(consumer, "listener")
-        producer.ask(f"hold {round.token}", "holds")
-        producer.arm("stop", point)
-        producer.tell(f"fork {round.token} {BLOCK} 7")
-        producer.hear("stopping")
-        child = stopped_child_of(producer)
+        child = child_stopped_at(point, producer, round)
         os.kill(producer.pid, signal.SIGKILL)
         time.sleep(0.1)  # longer than the death of one that forks is doubted without a sign of life
         os.kill(child, signal.SIGCONT)
@@ -320,11 +325,7 @@ def test_a_producer_and_its_stopped_child_are_killed(consumer, point):
     start = settled(consumer)
     with peers("producer") as [producer]:
         round = Round(consumer, "listener")
-        producer.ask(f"hold {round.token}", "holds")
-        producer.arm("stop", point)
-        producer.tell(f"fork {round.token} {BLOCK} 7")
-        producer.hear("stopping")
-        child = stopped_child_of(producer)
+        child = child_stopped_at(point, producer, round)
         os.kill(producer.pid, signal.SIGKILL)
         os.kill(child, signal.SIGKILL)
         assert round.outcome() == "broken"
