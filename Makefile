@@ -12,7 +12,7 @@ PY_DIRS := dtorch_ops tests benchmarks examples setup.py
 
 say = @printf '\n== %s\n' "$(1)"
 
-.PHONY: help build demo test test-only test-gpu bench-gpu check-cuda-build bench model faults \
+.PHONY: help build demo test test-only test-gpu bench-gpu check-cuda-build bench model model-mistakes faults \
 	asan tsan lint format clean
 
 help:  ## list the targets
@@ -69,6 +69,10 @@ bench: $(STAMPS)/build $(STAMPS)/test  ## the benchmarks, each beside its baseli
 model:  ## check the protocol of the shared memory (docs/model); needs spin and gcc
 	$(call say,checking the model of the shared memory)
 	@tests/model.sh
+
+model-mistakes:  ## that the checker finds every mistake made in the models on purpose
+	$(call say,checking what the models find)
+	@tests/model.sh --mistakes
 
 # The programs of tests/cpp/shm need no torch. SEED chooses other random numbers.
 SEED ?= 1

@@ -1,5 +1,5 @@
 // A model of the life of one slot of a mailbox (csrc/dtorch/shm/layout.h), for the checker spin.
-// `make model` runs it: every configuration must hold, every mistake must be found.
+// `make model` runs it: every configuration must hold. `make model-mistakes`: each must be found.
 // `tests/model.sh CONFIGURATION [MISTAKE]` runs one of them, and shows the steps to its error.
 // Beside it: fork.pml, a producer that forks; listen.pml, who listens while callbacks block;
 // lookout.pml, threads that look out before they wait; ask.pml, claimants that ask for memory of a
@@ -27,7 +27,7 @@
 // Where COARSE is defined, steps are taken together that another configuration takes apart.
 //
 // The states form no cycle (checked: pan -l, with no progress label anywhere; for some configurations
-// always, for all by `tests/model.sh --all`), so every run comes to an end, and "eventually" is "at the
+// always, for all by `tests/model.sh --cycles`), so every run comes to an end, and "eventually" is "at the
 // end". No fairness is assumed, but that the machine runs some thread that can run; and that a killed
 // process's pidfd becomes readable.
 //
