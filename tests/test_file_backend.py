@@ -181,7 +181,7 @@ def test_exit_with_promises_outstanding_is_clean() -> None:
 
 
 def check_sent_or_refused(make: str, expected: str, *words: str) -> None:
-    """A worker sets what ``make`` says: the consumer gets it, or the worker an error with words."""
+    """A worker sets what ``make`` says: the consumer gets it, or both an error with words."""
     check(
         f"""
         def resized(tensor, size):
@@ -195,7 +195,6 @@ def check_sent_or_refused(make: str, expected: str, *words: str) -> None:
             except (TypeError, ValueError, RuntimeError) as error:
                 assert all(word in str(error) for word in {words!r}), error
                 say(link, b"refused")
-                promise.set_value(torch.ones(1))
             else:
                 say(link, b"sent")
         child = forked(worker)
@@ -204,7 +203,10 @@ def check_sent_or_refused(make: str, expected: str, *words: str) -> None:
         if child.hear() == b"sent":
             assert {bool(expected)}, value_of(future)
             assert torch.equal(value_of(future), {expected or None})
-        value_of(future)
+        else:
+            told = error_of(lambda: future.wait(5000))
+            assert isinstance(told, (TypeError, ValueError, RuntimeError)), repr(told)
+            assert all(word in str(told) for word in {words!r}), told
         child.end()
         """
     )
@@ -274,6 +276,33 @@ def test_sending_is_no_operation_that_modes_transforms_or_traces_see(within: str
         del ends
         for value, future in zip(VALUES, futures):
             assert torch.equal(value_of(future), value.resolve_conj())
+        child.end()
+        """
+    )
+
+
+def test_a_value_for_which_there_is_no_room_fails_on_both_sides() -> None:
+    """The next one works."""
+    check(
+        """
+        def worker(link):
+            promise, another = pickle.loads(hear(link))
+            value = torch.ones(1, dtype=torch.uint8).expand(1 << 34)
+            error = error_of(lambda: promise.set_value(value))
+            assert type(error) is dtorch_ops.DTorchError, repr(error)
+            say(link, str(error).encode())
+            assert not promise.is_pending()
+            another.set_value(value[:1_000_000])
+            hear(link)
+        child = forked(worker)
+        (promise, future), (another, its_future) = pending(), pending()
+        child.say(pickle.dumps((promise, another)))
+        said = child.hear().decode()
+        told = error_of(lambda: future.wait(5000))
+        assert type(told) is dtorch_ops.DTorchError, repr(told)
+        assert str(told) == said and str(1 << 34) in said, (said, str(told))
+        assert its_future.wait(5000).sum() == 1_000_000
+        child.say(b"done")
         child.end()
         """
     )

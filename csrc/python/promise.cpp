@@ -258,7 +258,10 @@ PyMethodDef tensor_methods[] = {
      "Complete the future with the tensor ``value``; its callbacks run in this thread.\n\n"
      "In one process the tensor itself arrives, differentiable.\n\n"
      "Raises PromiseAlreadySatisfiedError if the promise was set or cancelled before, TypeError\n"
-     "for anything but a tensor, which leaves the promise pending.\n"},
+     "for anything but a tensor, which leaves the promise pending. A tensor that cannot be sent "
+     "to\n"
+     "another process, one without plain elements or one for which there is no room, raises an\n"
+     "error that says what to do, and the future fails with the same.\n"},
     {"_empty", EmptyTensor, METH_VARARGS, "empty(size, dtype)"},
     {"_adopt", TensorMethods::Adopt, METH_NOARGS, kAdoptDoc},
     {"set_exception", TensorMethods::SetException, METH_O, kSetExceptionDoc},

@@ -47,12 +47,13 @@ bool TryStartSharing(const at::Tensor& value, std::unique_ptr<Reservation>& rese
 void Fulfil(PromiseState& promise, const at::Tensor& value) {
   const auto wanted = promise.wanted_device();
   if (wanted && !IsSameDevice(*wanted, value.device())) return FulfilOn(*wanted, promise, value);
+  // Refused by what the caller is about, not for the value: the promise stays pending.
   CheckHasEvents(value.device(), kOp);
-  promise.CheckValue(value);
-  (void)CurrentStream(value.device(), kOp);  // what would refuse it does so before it is reserved
+  (void)CurrentStream(value.device(), kOp);
   const bool leaves = promise.LeavesProcess();
   auto reservation = promise.Reserve(value.device());
   try {
+    promise.CheckValue(value);
     if (leaves && reservation->remote_memory() && CanShare(value) &&
         TryStartSharing(value, reservation)) {
       return;

@@ -174,8 +174,15 @@ class End final : public ProducerEnd {
   void CheckValue(const at::Tensor& value) const override { CheckSendable(value); }
 
   void SetValue(const c10::IValue& value) override {
-    if (value.isTensor()) CheckSendable(value.toTensor());
-    Claim(target_).SetValue(value);
+    Claim claim(target_);
+    try {
+      if (value.isTensor()) CheckSendable(value.toTensor());
+      claim.SetValue(value);
+    } catch (...) {
+      // Who waits is told as well: no other value may ever come.
+      SetErrorOf(claim, std::current_exception());
+      throw;
+    }
   }
   void SetError(const std::exception_ptr& error) override { Claim(target_).SetError(error); }
 

@@ -109,9 +109,9 @@ ErrorRecord EncodeError(const std::exception_ptr& error) {
     record.module = module;
     record.type_name = name;
     record.message = torch_error ? torch_error->what_without_backtrace() : e.what();
-    // args, and what the class is made of.
+    // args, what the class is made of, and attributes (dtorch_ops/errors.py).
     const std::string text = JsonString(record.message);
-    record.arguments = "[[" + text + "],[" + text + "]]";
+    record.arguments = "[[" + text + "],[" + text + "],{}]";
   } catch (...) {
     record.type_name = "RuntimeError";
     record.message = "an exception that is no std::exception";
