@@ -12,8 +12,8 @@ PY_DIRS := dtorch_ops tests benchmarks examples setup.py
 
 say = @printf '\n== %s\n' "$(1)"
 
-.PHONY: help build demo test test-only test-gpu bench-gpu check-cuda-build bench model model-mistakes faults \
-	asan tsan lint format clean
+.PHONY: help build demo test test-only wheel test-wheel test-gpu bench-gpu check-cuda-build bench \
+	model model-mistakes faults asan tsan lint format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -48,6 +48,20 @@ test: lint test-only  ## lint, type checks and all tests
 test-only: $(STAMPS)/build $(STAMPS)/test  ## the tests alone; ARGS='-k name' chooses
 	$(call say,running the tests)
 	$(BIN)/python -m pytest $(ARGS)
+
+# Torch's own libraries are not copied into the wheel: they come with torch, and are found beside it.
+OF_TORCH := --exclude 'libtorch*.so' --exclude 'libc10*.so'
+
+wheel: $(STAMPS)/venv $(STAMPS)/wheel  ## a source archive and a wheel made from it, for $(TORCH), in dist/
+	$(call say,building a source archive and from it a wheel for $(TORCH))
+	rm -rf build/dist
+	$(BIN)/python -m build --no-isolation --outdir build/dist .
+	PATH="$(abspath $(BIN)):$$PATH" auditwheel repair $(OF_TORCH) --wheel-dir dist build/dist/*.whl
+	mv build/dist/*.tar.gz dist
+
+test-wheel: wheel  ## all tests on the wheel, in a new environment outside of the checkout
+	$(call say,testing the wheel)
+	$(BIN)/python tests/run_on_wheel.py '$(TORCH)' $(ARGS)
 
 # On a machine with a GPU, which may reach no package index: no environment is made. PYTHON_GPU has a
 # CUDA build of torch, setuptools, cmake, ninja, pytest and pytest-timeout; with pytest-xdist,

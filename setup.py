@@ -12,7 +12,9 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
-VERSION = "0.1.0.dev0"
+RELEASE = "0.1.0.dev0"
+# A source archive is for any torch, what is built from it for one.
+FROM_SOURCE = "sdist" in sys.argv
 
 
 def tool(name: str) -> str:
@@ -36,11 +38,18 @@ def torch_minor() -> str:
     return ".".join(torch.__version__.split(".")[:2])
 
 
+def version() -> str:
+    """The release; of what is built, with the torch that it was built for."""
+    return RELEASE if FROM_SOURCE else f"{RELEASE}+torch{torch_minor()}"
+
+
 def requirements() -> list[str]:
-    """What the built package needs; a source archive can be built for any of several."""
-    if "sdist" in sys.argv:
-        return ["torch>=2.11,<2.15"]
-    return [f"torch=={torch_minor()}.*"]
+    return ["torch>=2.11,<2.15" if FROM_SOURCE else f"torch=={torch_minor()}.*"]
+
+
+def build_dir() -> Path:
+    """A folder for each torch and Python, so that builds for several do not disturb each other."""
+    return ROOT / "build" / f"torch{torch_minor()}-{sys.implementation.cache_tag}"
 
 
 class CMakeBuild(build_ext):
@@ -51,29 +60,28 @@ class CMakeBuild(build_ext):
         self.asked_in_place = bool(self.inplace)  # which run() of setuptools forgets meanwhile
 
     def build_extension(self, ext: Extension) -> None:
-        minor = torch_minor()
+        folder = build_dir()
         import torch
 
-        tag = f"torch{minor}-{sys.implementation.cache_tag}"
-        build_dir = ROOT / "build" / tag
         in_place = self.editable_mode or self.asked_in_place
         package = ROOT / "dtorch_ops" if in_place else Path(self.get_ext_fullpath(ext.name)).parent
         options = {
             "CMAKE_BUILD_TYPE": os.environ.get("CMAKE_BUILD_TYPE", "Release"),
-            "CMAKE_INSTALL_PREFIX": str(package.resolve()),
             "CMAKE_MAKE_PROGRAM": tool("ninja"),
             "CMAKE_PREFIX_PATH": torch.utils.cmake_prefix_path,
             "Python_EXECUTABLE": sys.executable,
         }
         cmake = tool("cmake")
-        configure = [cmake, "-S", str(ROOT / "csrc"), "-B", str(build_dir), "-G", "Ninja"]
+        configure = [cmake, "-S", str(ROOT / "csrc"), "-B", str(folder), "-G", "Ninja"]
         subprocess.check_call(configure + [f"-D{name}={value}" for name, value in options.items()])
         jobs = os.environ.get("MAX_JOBS", str(os.cpu_count() or 1))
-        subprocess.check_call([cmake, "--build", str(build_dir), "-j", jobs])
-        subprocess.check_call([cmake, "--install", str(build_dir)])
+        subprocess.check_call([cmake, "--build", str(folder), "-j", jobs])
+        for installed in "lib", "include", "share":  # nothing of an earlier build stays
+            shutil.rmtree(package / installed, ignore_errors=True)
+        subprocess.check_call([cmake, "--install", str(folder), "--prefix", str(package.resolve())])
         (package / "_build_info.py").write_text(
             '"""Written by the build."""\n\n'
-            f"VERSION = {VERSION!r}\n"
+            f"VERSION = {version()!r}\n"
             f"TORCH_VERSION = {torch.__version__!r}\n"
             f"BUILD_TYPE = {options['CMAKE_BUILD_TYPE']!r}\n"
             f"CUDA_VERSION = {torch.version.cuda!r}\n"
@@ -84,8 +92,9 @@ class CMakeBuild(build_ext):
 
 
 setup(
-    version=VERSION,
+    version=version(),
     install_requires=requirements(),
     ext_modules=[Extension("dtorch_ops._C", sources=[])],
     cmdclass={"build_ext": CMakeBuild},
+    options={} if FROM_SOURCE else {"build": {"build_base": str(build_dir() / "package")}},
 )

@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 from helpers import ROOT
 
+import dtorch_ops
+
 CSRC = ROOT / "csrc"
 CORE = CSRC / "dtorch"
-PACKAGE = ROOT / "dtorch_ops"
+PACKAGE = Path(dtorch_ops.__file__).parent
 
 # The folders of csrc/dtorch. Each includes itself and those before it.
 FOLDERS = ("base", "sys", "shm", "future", "promise", "file", "device", "ops")
