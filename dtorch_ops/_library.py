@@ -1,12 +1,15 @@
-"""Finds, checks and loads the native library. Imports nothing of ours but what the build wrote."""
+"""Finds, checks and loads the native library."""
 
 from __future__ import annotations
 
 import sysconfig
+import warnings
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import torch
+
+from . import _sources
 
 _NOT_BUILT = (
     "dtorch_ops: {what} is missing: the package was not built for this Python. In a checkout run "
@@ -52,6 +55,14 @@ def load() -> None:
     """Load the operators. Raises ImportError, which says what to do, before it can go wrong."""
     _check_environment()
     library = _HERE / "lib" / "libdtorch_ops.so"
+    sources = _HERE.parent / "csrc"
+    if _sources.have_changed(sources, library.with_name(_sources.STAMP)):
+        warnings.warn(
+            f"dtorch_ops: the C++ sources in {sources} are not those that {library} was built "
+            "from. Build it again: 'make build', or 'pip install --no-build-isolation -e .' in the "
+            "checkout.",
+            stacklevel=4,  # the line that imports dtorch_ops
+        )
     if _is_loaded():
         with open("/proc/self/maps") as maps:
             loaded = {line.split(maxsplit=5)[-1].strip() for line in maps}

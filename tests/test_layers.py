@@ -22,6 +22,7 @@ TORCH_FREE = ("base", "sys", "shm")
 # The modules of dtorch_ops. Each imports only those before it.
 MODULES = (
     "_build_info",  # written by the build
+    "_sources",
     "_library",
     "_C",  # native
     "_ops",

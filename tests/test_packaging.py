@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,7 @@ import torch
 from helpers import ROOT, check_python
 
 import dtorch_ops
+from dtorch_ops import _sources
 
 PACKAGE = Path(dtorch_ops.__file__).parent
 LIBRARY = PACKAGE / "lib" / "libdtorch_ops.so"
@@ -807,6 +809,103 @@ def test_the_sources_are_compiled_as_the_headers_of_torch_ask_for():
     for each in commands:
         standards = re.findall(r"-std=(\S+)", each["command"])
         assert standards and standards[-1] in ("c++20", "gnu++20"), each["command"]
+
+
+# ---- A library older than its sources -----------------------------------------------------------
+
+SOURCES = ("a.cpp", "folder/b.h", "CMakeLists.txt", "cmake/c.cmake", "cmake/d.in")
+
+
+@pytest.fixture
+def built(tmp_path: Path) -> tuple[Path, Path]:
+    """A folder of sources, and a stamp that was written when they were read."""
+    folder, stamp = tmp_path / "csrc", tmp_path / _sources.STAMP
+    for name in SOURCES:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name)
+    _sources.write_stamp(folder, stamp)
+    return folder, stamp
+
+
+def make_newer(*files: Path) -> None:
+    """As a clock that goes on would; a file system's clock has ticks."""
+    for file in files:
+        os.utime(file, ns=(time.time_ns() + 1_000_000_000,) * 2)
+
+
+def test_sources_as_they_were_have_not_changed(built):
+    folder, stamp = built
+    assert not _sources.have_changed(folder, stamp)
+    make_newer(*(folder / name for name in SOURCES))
+    assert not _sources.have_changed(folder, stamp), "another checkout of the same"
+
+
+@pytest.mark.parametrize("name", [*SOURCES, "folder/new.cpp"])
+def test_another_source_is_a_change(built, name):
+    folder, stamp = built
+    (folder / name).write_text("something else")
+    make_newer(folder / name)
+    assert _sources.have_changed(folder, stamp)
+    _sources.write_stamp(folder, stamp)
+    assert not _sources.have_changed(folder, stamp)
+
+
+def test_what_moves_from_one_file_to_the_next_is_a_change(built):
+    folder, stamp = built
+    both = folder / "CMakeLists.txt", folder / "a.cpp"  # one after the other
+    texts = [file.read_text() for file in both]
+    both[0].write_text(texts[0] + texts[1])
+    both[1].write_text("")
+    make_newer(*both)
+    assert _sources.have_changed(folder, stamp)
+
+
+def test_notes_and_backups_are_no_sources(built):
+    folder, stamp = built
+    for name in ("README.md", ".a.cpp.swp", ".#a.cpp", "a.cpp~", "a.orig"):
+        (folder / name).write_text("something else")
+        make_newer(folder / name)
+    assert not _sources.have_changed(folder, stamp)
+
+
+def test_without_a_stamp_or_sources_nothing_has_changed(built):
+    folder, stamp = built
+    make_newer(folder / "a.cpp")
+    assert not _sources.have_changed(folder, stamp.with_name("none"))
+    assert not _sources.have_changed(folder.with_name("none"), stamp)
+
+
+def test_the_import_asks_for_a_build_when_the_sources_have_changed(copy_of_package):
+    """As in an editable installation: the sources lie beside the package."""
+    csrc, source = copy_of_package.parent / "csrc", copy_of_package.parent / "csrc" / "a.cpp"
+    csrc.mkdir()
+    source.write_text("as it was")
+    _sources.write_stamp(csrc, copy_of_package / "lib" / _sources.STAMP)
+    prelude = import_from(copy_of_package.parent)
+    make_newer(source)
+    fresh.check("import dtorch_ops", prelude=prelude)
+    source.write_text("and as it is")
+    make_newer(source)
+    out = fresh.check(
+        """
+        import warnings
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            import dtorch_ops
+        assert dtorch_ops.to_torch(torch.ones(1)).item() == 1
+        [warning] = caught
+        assert warning.filename == "<script>", "not the line that imports"
+        print(warning.message)
+        """,
+        prelude=prelude,
+    )
+    assert str(csrc) in out and str(copy_of_package / "lib" / LIBRARY.name) in out
+    assert "make build" in out and "pip install --no-build-isolation -e ." in out
+
+
+def test_a_library_in_its_checkout_says_what_it_was_built_from():
+    stamp = LIBRARY.with_name(_sources.STAMP)
+    assert stamp.exists() == (PACKAGE == ROOT / "dtorch_ops")
 
 
 # ---- The report ---------------------------------------------------------------------------------
