@@ -49,7 +49,15 @@ def requirements() -> list[str]:
 
 def build_dir() -> Path:
     """A folder for each torch and Python, so that builds for several do not disturb each other."""
-    return ROOT / "build" / f"torch{torch_minor()}-{sys.implementation.cache_tag}"
+    tag = "source" if FROM_SOURCE else f"torch{torch_minor()}-{sys.implementation.cache_tag}"
+    return ROOT / "build" / tag
+
+
+def folders() -> dict[str, dict[str, str]]:
+    """Where setuptools puts its own: in the checkout, metadata would hide what is installed."""
+    folder = build_dir() / "package"
+    folder.mkdir(parents=True, exist_ok=True)
+    return {"build": {"build_base": str(folder)}, "egg_info": {"egg_base": str(folder)}}
 
 
 class CMakeBuild(build_ext):
@@ -96,5 +104,5 @@ setup(
     install_requires=requirements(),
     ext_modules=[Extension("dtorch_ops._C", sources=[])],
     cmdclass={"build_ext": CMakeBuild},
-    options={} if FROM_SOURCE else {"build": {"build_base": str(build_dir() / "package")}},
+    options=folders(),
 )

@@ -39,8 +39,7 @@ def main() -> None:
         with tarfile.open(archive) as held:
             held.extractall(place)
         [sources] = Path(place).iterdir()
-        for name in "dtorch_ops", "dtorch_ops.egg-info":
-            shutil.rmtree(sources / name)
+        shutil.rmtree(sources / "dtorch_ops")
         python = Path(place, "venv", "bin", "python")
         venv.create(python.parent.parent, with_pip=True)
         needed = [f"-r{sources / 'requirements' / name}.txt" for name in ("test", "lint")]

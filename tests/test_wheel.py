@@ -25,7 +25,7 @@ BUILT = ROOT / "build" / f"torch{MINOR}-{sys.implementation.cache_tag}"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(not BUILT.exists(), reason="not built here"),
+    pytest.mark.skipif(not (BUILT / "build.ninja").exists(), reason="not built here"),
 ]
 
 # What any Linux has whose tag the wheel carries, what torch brings, and our own.
