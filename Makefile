@@ -16,7 +16,7 @@ say = @printf '\n== %s\n' "$(1)"
 	model model-mistakes faults asan tsan lint format clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
 
 $(STAMPS)/venv:
 	$(call say,making a virtual environment in $(VENV) with $(TORCH))
