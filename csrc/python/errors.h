@@ -34,7 +34,7 @@ PyObject* Guarded(const Body& body) {
   try {
     return body();
   } catch (abi::__forced_unwind&) {
-    ParkForEver();
+    SleepForEver();
   } catch (...) {
     SetPythonErrorFromCurrent();
     return nullptr;

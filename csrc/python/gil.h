@@ -1,5 +1,7 @@
 #pragma once
 
+#include "dtorch/sys/thread.h"
+
 #include <Python.h>
 #include <atomic>
 #include <cxxabi.h>
@@ -11,10 +13,6 @@
 // until the process ends.
 namespace dtorch::python {
 
-[[noreturn]] inline void ParkForEver() {
-  for (;;) pause();
-}
-
 /// Runs `body`, which may run Python code, from a native frame: nothing of that frame is unwound if
 /// the thread is ended meanwhile.
 template <typename Body>
@@ -22,7 +20,7 @@ auto Parked(const Body& body) {
   try {
     return body();
   } catch (abi::__forced_unwind&) {
-    ParkForEver();
+    SleepForEver();
   }
 }
 

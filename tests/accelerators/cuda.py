@@ -23,32 +23,9 @@ from typing import TypeAlias
 
 import torch
 
-__all__ = [
-    "DEVICE",
-    "DEVICES",
-    "PATIENCE",
-    "all_streams",
-    "assert_queue",
-    "capturing",
-    "device_count",
-    "do_work",
-    "drain",
-    "has_context",
-    "held",
-    "hold",
-    "install",
-    "is_initialized",
-    "is_untouched",
-    "keep_busy",
-    "limit_memory",
-    "live_blocks",
-    "nobody_synchronises",
-    "prepare",
-    "reach_event",
-    "release",
-    "run_all",
-    "until_waiting",
-]
+from . import NAMES
+
+__all__ = list(NAMES)
 
 StreamLike: TypeAlias = "torch.Stream | torch.device | str"
 

@@ -8,42 +8,17 @@ from contextlib import contextmanager
 
 import fake_accelerator as fake
 import torch
-from fake_accelerator import (
-    drain,
-    held,
-    hold,
-    is_initialized,
-    release,
-)
-from fake_accelerator import until_blocked as until_waiting
+from fake_accelerator import drain as drain
+from fake_accelerator import held as held
+from fake_accelerator import hold as hold
+from fake_accelerator import is_initialized as is_initialized
+from fake_accelerator import release as release
+from fake_accelerator import until_blocked as until_waiting  # noqa: F401
 from fake_accelerator._build import built
 
-__all__ = [
-    "DEVICE",
-    "DEVICES",
-    "PATIENCE",
-    "all_streams",
-    "assert_queue",
-    "capturing",
-    "device_count",
-    "do_work",
-    "drain",
-    "has_context",
-    "held",
-    "hold",
-    "install",
-    "is_initialized",
-    "is_untouched",
-    "keep_busy",
-    "limit_memory",
-    "live_blocks",
-    "nobody_synchronises",
-    "prepare",
-    "reach_event",
-    "release",
-    "run_all",
-    "until_waiting",
-]
+from . import NAMES
+
+__all__ = list(NAMES)
 
 DEVICE = "fake"
 DEVICES = [f"fake:{index}" for index in range(fake.DEVICES)]

@@ -14,48 +14,22 @@ from contextlib import contextmanager
 
 import fake_accelerator as fake
 import torch
-from fake_accelerator import drain
+from fake_accelerator import drain as drain
 
-from .fake import (
-    all_streams,
-    capturing,
-    has_context,
-    install,
-    is_initialized,
-    is_untouched,
-    limit_memory,
-    live_blocks,
-    nobody_synchronises,
-    prepare,
-    until_waiting,
-)
+from . import NAMES
+from .fake import all_streams as all_streams
+from .fake import capturing as capturing
+from .fake import has_context as has_context
+from .fake import install as install
+from .fake import is_initialized as is_initialized
+from .fake import is_untouched as is_untouched
+from .fake import limit_memory as limit_memory
+from .fake import live_blocks as live_blocks
+from .fake import nobody_synchronises as nobody_synchronises
+from .fake import prepare as prepare
+from .fake import until_waiting as until_waiting
 
-__all__ = [
-    "DEVICE",
-    "DEVICES",
-    "PATIENCE",
-    "all_streams",
-    "assert_queue",
-    "capturing",
-    "device_count",
-    "do_work",
-    "drain",
-    "has_context",
-    "held",
-    "hold",
-    "install",
-    "is_initialized",
-    "is_untouched",
-    "keep_busy",
-    "limit_memory",
-    "live_blocks",
-    "nobody_synchronises",
-    "prepare",
-    "reach_event",
-    "release",
-    "run_all",
-    "until_waiting",
-]
+__all__ = list(NAMES)
 
 DEVICE = "fake"
 DEVICES = ["fake:0"]
