@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.util
+import operator
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -37,8 +39,8 @@ def is_traced(input: object) -> bool:
 
 def _keep_effects() -> None:
     """None of the operators is merged with another one, moved past one, or dropped from a graph."""
-    for operator in _ops.EFFECTS:
-        torch.library._register_effectful_op(operator, EffectType.ORDERED)
+    for overload in _ops.EFFECTS:
+        torch.library._register_effectful_op(overload, EffectType.ORDERED)
 
 
 # ---- Graph breaks -------------------------------------------------------------------------------
@@ -162,11 +164,58 @@ def _keep_order_for_memory(memory: Any) -> None:
     memory.reorder_for_peak_memory = unless_ours
 
 
+# ---- One copy -----------------------------------------------------------------------------------
+
+
+def _arguments_of(node: torch.fx.Node, overload: Any) -> tuple[Any, ...] | None:
+    """Those of a call of ``overload``; None if ``node`` is another one."""
+    if node.target is overload:
+        return node.args
+    # An effect is called by a node that orders it: with a token, and the operator.
+    return node.args[2:] if len(node.args) > 1 and node.args[1] is overload else None
+
+
+def _freeze_sources(graph: torch.fx.Graph) -> None:
+    """Have a start make no clone to keep its snapshot, if the source is as it was at its wait.
+
+    What AOTAutograd has made writes to no tensor that it reads later. The wait reads the source, or
+    what became of it, if the program writes to it between the two.
+    """
+    starts: dict[object, torch.fx.Node] = {}  # by their handles
+    for node in graph.nodes:
+        if _arguments_of(node, _ops.get_start):
+            starts[node] = node
+        elif node.target is operator.getitem and node.args[0] in starts:
+            starts[node] = starts[node.args[0]]
+        elif arguments := _arguments_of(node, _ops.get_wait):
+            start = starts.get(arguments[0])
+            if start is not None and _arguments_of(start, _ops.get_start) == (arguments[1],):
+                start.kwargs = {**start.kwargs, "frozen": True}
+
+
+def _copy_once(post_grad: Any) -> None:
+    passes = getattr(post_grad, "post_grad_passes", None)
+    if passes is None:
+        return
+
+    @functools.wraps(passes)
+    def of_frozen(module: torch.fx.GraphModule, *arguments: Any, **options: Any) -> None:
+        _freeze_sources(module.graph)
+        passes(module, *arguments, **options)
+
+    post_grad.post_grad_passes = of_frozen
+
+
+def _on_post_grad(post_grad: Any) -> None:
+    _keep_order_for_locality(post_grad)
+    _copy_once(post_grad)
+
+
 # ---- Installing ---------------------------------------------------------------------------------
 
 _HOOKS = {
     "torch._dynamo.exc": _add_reason,
-    "torch._inductor.fx_passes.post_grad": _keep_order_for_locality,
+    "torch._inductor.fx_passes.post_grad": _on_post_grad,
     "torch._inductor.memory": _keep_order_for_memory,
 }
 

@@ -181,6 +181,67 @@ def test_inductor_runs_between_the_two_what_stands_there(training):
     assert [a or b for a, b in kernels] == ["mm", "get_start", "mm", "mm", "get_wait"]
 
 
+def starts_of(code: str) -> list[bool]:
+    """Of each start, whether it makes no clone."""
+    starts = re.findall(r"torch\.ops\.dtorch\.get_start\.default\((.*)\)", code)
+    return ["frozen=True" in start for start in starts]
+
+
+def updated_behind_the_wait(x: Tensor) -> tuple[Tensor, ...]:
+    here, h = get_start(x), x @ x
+    there, y = get_start(h, device="cpu"), h @ x
+    results = get_wait(here), get_wait(there)
+    x.add_(1)
+    h.add_(1)
+    return (*results, y, h)
+
+
+def updated_between(x: Tensor) -> tuple[Tensor, ...]:
+    here, h = get_start(x), x @ x
+    there, y = get_start(h, device="cpu"), h @ x
+    x.add_(1)
+    h.add_(1)
+    return get_wait(here), get_wait(there), y, h
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("program", [updated_behind_the_wait, updated_between])
+def test_inductor_makes_no_clone_of_what_is_not_updated_before_the_wait(program, training):
+    """The memory of the source is neither written to, nor used for anything else, until then."""
+    from torch._inductor.utils import run_and_get_code
+
+    weight = torch.eye(32, requires_grad=training)
+
+    def run(x: Tensor) -> tuple[Tensor, ...]:
+        return (*program(x), x @ weight)
+
+    x = torch.randn(32, 32)
+    expected = run(x.clone())
+    given = x.clone()
+    got, code = run_and_get_code(torch.compile(run, fullgraph=True), given)
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b)
+    torch.testing.assert_close(given, x + 1)
+    frozen = program is updated_behind_the_wait
+    assert starts_of(code[0]) == [frozen, frozen]
+    if frozen:
+        lines = code[0].splitlines()
+        last_wait = max(i for i, line in enumerate(lines) if "dtorch.get_wait" in line)
+        added = [i for i, line in enumerate(lines) if re.search(r"^ +cpp_fused.*add.*\(", line)]
+        assert added and min(added) > last_wait, code[0]
+
+
+def test_a_start_whose_wait_is_elsewhere_keeps_its_snapshot():
+    from torch._inductor.utils import run_and_get_code
+
+    started = torch.compile(lambda x: (get_start(x), x + 1), fullgraph=True)
+    x = torch.zeros(3)
+    (transfer, _), code = run_and_get_code(started, x)
+    assert starts_of(code[0]) == [False]
+    x.add_(1)
+    assert get_wait(transfer).tolist() == [0, 0, 0]
+
+
 def test_inductor_moves_kernels_of_other_graphs_as_ever():
     from torch._inductor import memory
     from torch._inductor.fx_passes import post_grad
