@@ -8,12 +8,12 @@ STAMPS := $(VENV)/stamps
 
 NATIVE := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.txt' -o -name '*.in')
 CXX_FILES := $(shell find csrc benchmarks examples tests -name '*.cpp' -o -name '*.h')
-PY_DIRS := dtorch_ops tests benchmarks examples setup.py
+PY_DIRS := dtorch_ops tests benchmarks examples docs/conf.py setup.py
 
 say = @printf '\n== %s\n' "$(1)"
 
-.PHONY: help build demo test test-only wheel test-wheel test-gpu bench-gpu check-cuda-build bench \
-	model model-mistakes faults asan tsan lint format clean
+.PHONY: help build demo test test-only wheel test-wheel docs test-gpu bench-gpu check-cuda-build \
+	bench model model-mistakes faults asan tsan lint format clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 18
@@ -24,7 +24,7 @@ $(STAMPS)/venv:
 	$(BIN)/python -m pip install --quiet '$(TORCH)' 'setuptools>=77' 'cmake>=3.20' ninja
 	@mkdir -p $(STAMPS) && touch $@
 
-$(STAMPS)/test: requirements/demo.txt  # which the tests include
+$(STAMPS)/test: requirements/demo.txt requirements/docs.txt  # which the tests include
 $(STAMPS)/%: requirements/%.txt $(STAMPS)/venv
 	$(call say,installing what 'make $*' needs)
 	$(BIN)/python -m pip install --quiet -r $<
@@ -118,6 +118,10 @@ $(VENV)-cuda/bin/python:
 check-cuda-build: $(CUDA_PYTHON)  ## compile and link all, CUDA's part too, against a CUDA build of torch
 	$(call say,building against $(CUDA_TORCH))
 	$(CUDA_PYTHON) tests/check_cuda_build.py
+
+docs: $(STAMPS)/build $(STAMPS)/docs  ## the pages, into build/docs; warnings are errors
+	$(call say,building the pages: build/docs/index.html)
+	$(BIN)/python -m sphinx -b html -q -E -W -n --keep-going docs build/docs
 
 lint: $(STAMPS)/build $(STAMPS)/lint $(STAMPS)/test  ## formatting, lint and type checks
 	$(call say,checking format, lint and types)

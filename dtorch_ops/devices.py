@@ -69,7 +69,7 @@ def sync(devices: Devices | None = None, timeout_ms: float | None = None) -> Non
 
     Raises:
         TimeoutError: the time is over.
-        What :func:`sync_future` raises.
+        Exception: what :func:`sync_future` raises.
 
     Example:
         >>> dtorch_ops.sync(timeout_ms=1000)

@@ -70,7 +70,7 @@ def get_start(input: Tensor, device: Device | None = None, *, frozen: bool = Fal
         What :func:`get_wait` takes, once.
 
     Raises:
-        What :func:`dtorch_ops.to_torch_async` raises.
+        Exception: what :func:`dtorch_ops.to_torch_async` raises.
 
     Example:
         >>> t = torch.ones(2)

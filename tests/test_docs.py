@@ -1,4 +1,4 @@
-"""What the documents show is run as shown."""
+"""What the documents show is run as shown, and the pages build without a warning."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import fresh
 import markdown
 import pytest
+import torch
 from expecttest import assert_expected_inline
 from helpers import ROOT
 from markdown import Block
@@ -40,7 +42,13 @@ def of_language(*languages: str) -> list[Block]:
 def test_what_is_not_run_is_marked_and_listed_here() -> None:
     """A block that is added to this list needs a good reason: nothing checks that it is true."""
     marked = [f"{block.file}: {block.language}, {block.reason}" for block in BLOCKS if block.reason]
-    assert_expected_inline("\n".join(marked), """""")
+    assert_expected_inline(
+        "\n".join(marked),
+        """\
+docs/coming_from.md: python, needs a GPU
+docs/coming_from.md: python, Ray is not installed there
+docs/coming_from.md: python, DTorch is not installed there""",
+    )
 
 
 def test_every_block_is_of_a_language_that_is_checked() -> None:
@@ -161,7 +169,40 @@ def test_a_cpp_block_compiles(tmp_path: Path, block: Block) -> None:
     assert done.returncode == 0, done.stderr
 
 
-# ---- Links ------------------------------------------------------------------------------------
+# ---- The pages ----------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(300)
+def test_the_pages_build_without_a_warning(tmp_path: Path) -> None:
+    """As ``make docs`` does it: a link that leads nowhere, or a page that nobody finds, is one."""
+    command = re.search(r"\$\(BIN\)/python (-m sphinx .*) docs build/docs", MAKEFILE)
+    assert command
+    done = subprocess.run(
+        [sys.executable, *command[1].split(), str(ROOT / "docs"), str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (tmp_path / "index.html").exists()
+
+
+def reference(page: str) -> set[str]:
+    text = (ROOT / "docs" / "reference" / page).read_text()
+    return set(re.findall(r"^\.\. auto\w+:: (\w+)$", text, re.MULTILINE))
+
+
+def test_the_reference_has_every_public_name() -> None:
+    assert reference("python.md") | reference("errors.md") == set(dtorch_ops.__all__)
+    assert reference("functional.md") == set(dtorch_ops.functional.__all__)
+
+
+def test_the_reference_has_every_operator() -> None:
+    table = (ROOT / "docs" / "reference" / "operators.md").read_text()
+    named = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\|(.+?)\|", table, re.MULTILINE))))
+    names = {schema.name for schema in torch._C._jit_get_all_schemas()}
+    assert named == {name[8:] for name in names if name.startswith("dtorch::")}
 
 
 LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)|<img [^>]*src=\"([^\":]+)\"")
@@ -169,6 +210,7 @@ LINK = re.compile(r"\]\(([^)#:\s]+)(?:#[^)\s]*)?\)|<img [^>]*src=\"([^\":]+)\"")
 
 @pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "csrc/README.md"])
 def test_a_link_leads_somewhere(name: str) -> None:
+    """Sphinx sees to those of the pages."""
     file = ROOT / name
     for link in LINK.findall(file.read_text()):
         assert (file.parent / "".join(link)).exists(), link

@@ -195,7 +195,7 @@ PyMethodDef handle_methods[] = {
      "nothing. In a coroutine use ``await``: this blocks the event loop, and warns once.\n\n"
      "Raises:\n"
      "    FutureAlreadyRetrievedError: the second time.\n"
-     "    The error that was set on the future, which consumes as well.\n\n"
+     "    Exception: the error that was set on the future, which consumes as well.\n\n"
      "Example:\n"
      "    >>> dtorch_ops.to_torch_async(torch.ones(2)).get()\n"
      "    tensor([1., 1.])\n"},
@@ -208,7 +208,7 @@ PyMethodDef handle_methods[] = {
      "Raises:\n"
      "    TimeoutError: pending when the time is over; the future can be waited for again.\n"
      "    ValueError: a negative time.\n"
-     "    The error that was set on the future.\n\n"
+     "    Exception: the error that was set on the future.\n\n"
      "Example:\n"
      "    >>> dtorch_ops.to_torch_async(torch.ones(2)).wait(1000)\n"
      "    tensor([1., 1.])\n"},
