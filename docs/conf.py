@@ -20,6 +20,7 @@ myst_heading_anchors = 3
 
 html_theme = "furo"
 html_title = "dtorch_ops"
+html_show_copyright = False
 html_static_path = ["_static"]
 html_css_files = ["sides.css"]
 

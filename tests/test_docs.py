@@ -24,16 +24,16 @@ import dtorch_ops
 
 BLOCKS = markdown.blocks()
 
-# What is tested in another file, with what it needs.
+# Whose programs and builds are run by another file, with what they need.
 ELSEWHERE = {"examples/cpp/README.md": "test_cpp_user.py"}
 
 
-def of_language(*languages: str) -> list[Block]:
-    return [
-        block
-        for block in BLOCKS
-        if block.language in languages and not block.reason and block.file not in ELSEWHERE
-    ]
+def of_language(language: str) -> list[Block]:
+    return [block for block in BLOCKS if block.language == language and not block.reason]
+
+
+def run_here(language: str) -> list[Block]:
+    return [block for block in of_language(language) if block.file not in ELSEWHERE]
 
 
 # ---- Which blocks there are ---------------------------------------------------------------------
@@ -55,16 +55,17 @@ def test_every_block_is_of_a_language_that_is_checked() -> None:
     """Python and C++ are run or compiled, commands checked, what a directive includes is code."""
     directives = {"{toctree}", "{include}", "{literalinclude}", "{eval-rst}"}
     for block in BLOCKS:
-        assert block.language in {"python", "cpp", "sh", "text", ""} | directives, block
-    for block in BLOCKS:
+        assert block.language in {"python", "cpp", "sh", "cmake", "text", ""} | directives, block
+        assert block.language != "cmake" or block.file in ELSEWHERE, block
         if block.language in ("text", ""):
             first = (block.code.split() or [""])[0]
             assert first not in COMMANDS, f"{block}: these are commands: call the block sh"
 
 
-def test_what_is_tested_elsewhere_is() -> None:
-    for file, test in ELSEWHERE.items():
-        assert "markdown.blocks_of" in (ROOT / "tests" / test).read_text(), file
+@pytest.mark.parametrize("file", ELSEWHERE)
+def test_what_is_run_elsewhere_is(file: str) -> None:
+    source = (ROOT / "tests" / ELSEWHERE[file]).read_text()
+    assert f'"{Path(file).name}"' in source and "blocks" in source
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ runpy.run_path({program!r}, run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("block", of_language("python"), ids=str)
+@pytest.mark.parametrize("block", run_here("python"), ids=str)
 def test_a_program_says_what_it_should(tmp_path: Path, block: Block) -> None:
     program = tmp_path / "program.py"
     program.write_text(block.code)
@@ -108,12 +109,12 @@ MAKEFILE = (ROOT / "Makefile").read_text()
 TARGETS = set(re.findall(r"^([a-z-]+):.*##", MAKEFILE, re.MULTILINE))
 
 
-def check_make(words: list[str], folder: Path) -> None:
+def check_make(words: list[str], file: str) -> None:
     targets = [word for word in words if "=" not in word and not word.startswith("-")]
     assert targets and set(targets) <= TARGETS, f"make has no target {set(targets) - TARGETS}"
 
 
-def check_pip(words: list[str], folder: Path) -> None:
+def check_pip(words: list[str], file: str) -> None:
     assert words[0] == "install"
     for word in words[1:]:
         if word == ".":
@@ -122,16 +123,21 @@ def check_pip(words: list[str], folder: Path) -> None:
             Requirement(word)
 
 
-def check_python(words: list[str], folder: Path) -> None:
+def check_python(words: list[str], file: str) -> None:
     if words[:2] == ["-m", "pip"]:
-        check_pip(words[2:], folder)
+        check_pip(words[2:], file)
     elif words[0] == "-m":
         assert importlib.util.find_spec(words[1]), f"there is no module {words[1]}"
     else:
-        assert (folder / words[0]).exists() or (ROOT / words[0]).exists(), words[0]
+        program = (ROOT / file).parent / words[0]
+        assert program.exists() or (ROOT / words[0]).exists(), words[0]
 
 
-COMMANDS = {"make": check_make, "pip": check_pip, "python": check_python}
+def check_cmake(words: list[str], file: str) -> None:
+    assert file in ELSEWHERE, "nothing builds this"
+
+
+COMMANDS = {"make": check_make, "pip": check_pip, "python": check_python, "cmake": check_cmake}
 
 
 @pytest.mark.parametrize("block", of_language("sh"), ids=str)
@@ -143,7 +149,7 @@ def test_a_command_can_be_given(block: Block) -> None:
             del words[0]
         if words:
             assert words[0] in COMMANDS, f"{line}: nothing tests this: mark the block"
-            COMMANDS[words[0]](words[1:], (ROOT / block.file).parent)
+            COMMANDS[words[0]](words[1:], block.file)
 
 
 # ---- C++ ----------------------------------------------------------------------------------------
@@ -151,7 +157,7 @@ def test_a_command_can_be_given(block: Block) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("block", of_language("cpp"), ids=str)
+@pytest.mark.parametrize("block", run_here("cpp"), ids=str)
 def test_a_cpp_block_compiles(tmp_path: Path, block: Block) -> None:
     from torch.utils.cpp_extension import include_paths
 
@@ -184,7 +190,7 @@ def test_the_pages_build_without_a_warning(tmp_path: Path) -> None:
         text=True,
         timeout=280,
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0 and done.stderr == "", done.stderr
     assert (tmp_path / "index.html").exists()
 
 
