@@ -35,8 +35,8 @@ def to_torch_async(
         copy: whether to take a snapshot.
 
     Returns:
-        A :class:`TensorFuture`. The result is differentiable: it is ``input`` itself, or a copy
-        that autograd has recorded.
+        A :class:`TensorFuture`. The result is differentiable, since it is ``input`` itself, or a
+        copy that autograd has recorded.
 
     Raises:
         TypeError: not a tensor, or a DTensor, of which ``to_local()`` or ``full_tensor()`` is one.
