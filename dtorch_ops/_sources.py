@@ -42,12 +42,12 @@ def _digest(folder: Path) -> str:
 def have_changed(folder: Path, stamp: Path) -> bool:
     """Whether the sources in ``folder`` are others than those that ``stamp`` was written for.
 
-    False if there is no stamp, or no source.
+    False if there is no stamp, or no source: an import does not fail for want of either.
     """
     try:
         read_at, digest = stamp.read_text().split()
         newest = max((entry.stat().st_mtime_ns for entry in _files(str(folder))), default=0)
-    except FileNotFoundError:
+    except (OSError, ValueError):
         return False
     return newest > int(read_at) and _digest(folder) != digest
 

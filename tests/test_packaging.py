@@ -873,6 +873,8 @@ def test_without_a_stamp_or_sources_nothing_has_changed(built):
     make_newer(folder / "a.cpp")
     assert not _sources.have_changed(folder, stamp.with_name("none"))
     assert not _sources.have_changed(folder.with_name("none"), stamp)
+    stamp.write_text("")
+    assert not _sources.have_changed(folder, stamp)
 
 
 def test_the_import_asks_for_a_build_when_the_sources_have_changed(copy_of_package):
