@@ -906,6 +906,23 @@ void GradientsAreRecorded() {
   EXPECT(leaf.grad().sum().item<float>() == 8);
 }
 
+void TensorsAreFetchedAsOne() {
+  const at::Tensor leaf = at::ones({2}).requires_grad_();
+  const at::Tensor other = at::zeros({3});
+  EXPECT(GetTensorsAsync({leaf, other}).Get()[1].is_same(other));
+  const auto copies = GetTensorsAsync({leaf, other, leaf}, std::nullopt, /*copy=*/true).Get();
+  EXPECT(copies.size() == 3 && copies[0].is_same(copies[2]) && !copies[0].is_same(leaf));
+  copies[0].sum().backward();
+  EXPECT(leaf.grad().sum().item<float>() == 2);
+  EXPECT(GetTensorsAsync({}).Get().empty());
+  try {
+    GetTensorsAsync({other, at::Tensor()});
+    EXPECT(false);
+  } catch (const c10::ValueError& error) {
+    EXPECT(std::string(error.what()).find("at self[1]") != std::string::npos);
+  }
+}
+
 const std::vector<std::pair<const char*, void (*)()>> kTests = {
 #define TEST(name) {#name, name}
     TEST(DeadlineOverflow),
@@ -954,6 +971,7 @@ const std::vector<std::pair<const char*, void (*)()>> kTests = {
     TEST(OperatorsRefuseWhatTheyMust),
     TEST(OperatorsFromManyThreads),
     TEST(GradientsAreRecorded),
+    TEST(TensorsAreFetchedAsOne),
 #undef TEST
 };
 

@@ -23,6 +23,17 @@ void Start(Transfer transfer, std::unique_ptr<Reservation> reservation,
 /// streams are ordered behind it, and behind nothing else.
 FuturePtr FutureOf(Transfer transfer);
 
+/// One of several transfers, and where its values are in the list of all.
+struct TransferPart {
+  Transfer transfer;
+  std::vector<size_t> places;
+};
+
+/// Of the list of `values`, those of the parts and others that are there, when all are. Completes
+/// once; the first error of a part completes it at once, and says where in the list. It has the
+/// devices of all.
+FuturePtr FutureOf(std::vector<TransferPart> parts, std::vector<at::Tensor> values);
+
 /// Complete, with None, when all that the current stream of each of the accelerators `devices` has
 /// been given so far is done; with the error of the first that fails. If `promise` is given it is
 /// reserved, and fulfilled with that.

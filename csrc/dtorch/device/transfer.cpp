@@ -1,6 +1,7 @@
 #include "dtorch/device/transfer.h"
 
 #include "dtorch/device/device.h"
+#include "dtorch/device/places.h"
 #include "dtorch/device/streams.h"
 
 #include <ATen/ThreadLocalState.h>
@@ -10,6 +11,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace dtorch {
@@ -56,90 +58,130 @@ bool NeedsWait(bool cloned, Snapshot snapshot) { return !cloned && snapshot != S
 
 at::Tensor Cloned(const at::Tensor& self) { return self.clone().resolve_conj().resolve_neg(); }
 
-Transfer ToHost(const at::Tensor& self, const char* op, Snapshot snapshot) {
-  const c10::Stream stream = CurrentStream(self.device(), op);
-  at::Tensor value = HostLike(self);
-  const bool can_queue = value.is_pinned();
-  const bool clone = NeedsClone(self, snapshot) || (!can_queue && snapshot != Snapshot::kCaller);
-  at::Tensor source = clone ? Cloned(self) : self;
+// What `make` makes of each, in order.
+template <typename Make>
+std::vector<at::Tensor> OfEach(const Sources& sources, const Make& make) {
+  std::vector<at::Tensor> made;
+  made.reserve(sources.tensors.size());
+  for (size_t i = 0; i < sources.tensors.size(); ++i) {
+    const auto make_this = [&] { return make(sources.tensors[i]); };
+    made.push_back(sources.places.empty() ? make_this() : AtPlace(sources.places[i], make_this));
+  }
+  return made;
+}
+
+// Each to the one of `to` in its place.
+void CopyEach(const Sources& from, const std::vector<at::Tensor>& to, bool non_blocking) {
+  auto next = to.begin();
+  OfEach(from, [&](const at::Tensor& source) { return next++->copy_(source, non_blocking); });
+}
+
+// What is copied: clones, or the sources themselves, for whose copies their stream is to wait then.
+struct Taken {
+  std::vector<at::Tensor> sources;
+  bool needs_wait = false;
+};
+Taken Take(const Sources& sources, Snapshot snapshot, bool always = false) {
+  Taken taken;
+  taken.sources = OfEach(sources, [&](const at::Tensor& self) {
+    const bool clone = always || NeedsClone(self, snapshot);
+    taken.needs_wait |= NeedsWait(clone, snapshot);
+    return clone ? Cloned(self) : self;
+  });
+  return taken;
+}
+
+Transfer ToHost(const Sources& sources, const char* op, Snapshot snapshot) {
+  const c10::Stream stream = CurrentStream(sources.tensors.front().device(), op);
+  std::vector<at::Tensor> values = OfEach(sources, HostLike);
+  const bool can_queue = std::all_of(values.begin(), values.end(), [](const at::Tensor& value) {
+    return value.is_pinned() || value.numel() == 0;
+  });
+  Taken taken = Take(sources, snapshot, !can_queue && snapshot != Snapshot::kCaller);
   Event computed(stream);
   const c10::Stream side = SideStream(stream, stream.device());
   if (!can_queue) {
     // Such a copy blocks.
-    auto finish = [source, value, side, state = at::ThreadLocalState()]() mutable {
+    auto finish = [from = std::move(taken.sources), places = sources.places.vec(), values, side,
+                   state = at::ThreadLocalState()] {
       const at::ThreadLocalStateGuard as_the_caller(state);
       const c10::StreamGuard guard(side);
-      value.copy_(source);
+      CopyEach({from, places}, values, /*non_blocking=*/false);
     };
-    return {value, stream, Events(std::move(computed)), {}, std::move(finish)};
+    return {std::move(values), stream, Events(std::move(computed)), {}, std::move(finish)};
   }
   {
     const c10::StreamGuard guard(side);
     computed.Block(side);
-    value.copy_(source, /*non_blocking=*/true);
+    CopyEach({taken.sources, sources.places}, values, /*non_blocking=*/true);
   }
   Event copied(side);
-  if (NeedsWait(clone, snapshot)) copied.Block(stream);
-  return {std::move(value), side, Events(std::move(copied)), {std::move(source)}, {}};
+  if (taken.needs_wait) copied.Block(stream);
+  return {std::move(values), side, Events(std::move(copied)), std::move(taken.sources), {}};
 }
 
-Transfer FromHost(const at::Tensor& self, c10::Device device, const char* op, Snapshot snapshot) {
+Transfer FromHost(const Sources& sources, c10::Device device, const char* op, Snapshot snapshot) {
   (void)CurrentStream(device, op);  // refuses a capture
   const c10::Stream side = UploadStream(device);
-  const bool as_it_is = snapshot == Snapshot::kCaller && self.is_pinned() && !self.is_conj() &&
-                        !self.is_neg() && self.is_non_overlapping_and_dense();
-  at::Tensor staging = as_it_is ? self : HostLike(self);
-  if (!as_it_is) staging.copy_(self);
-  at::Tensor value;
-  {
+  std::vector<at::Tensor> staged;
+  std::vector<at::Tensor> values = OfEach(sources, [&](const at::Tensor& self) {
+    const bool as_it_is = snapshot == Snapshot::kCaller && self.is_pinned() && !self.is_conj() &&
+                          !self.is_neg() && self.is_non_overlapping_and_dense();
+    at::Tensor& staging = staged.emplace_back(as_it_is ? self : HostLike(self));
+    if (!as_it_is) staging.copy_(self);
     const c10::StreamGuard guard(side);
-    value = at::empty_like(staging, staging.options().device(device).pinned_memory(false),
-                           at::MemoryFormat::Preserve);
-    value.copy_(staging, /*non_blocking=*/true);
-  }
+    at::Tensor value = at::empty_like(
+        staging, staging.options().device(device).pinned_memory(false), at::MemoryFormat::Preserve);
+    return value.copy_(staging, /*non_blocking=*/true);
+  });
   Event copied(side);
-  return {std::move(value), side, Events(std::move(copied)), {std::move(staging)}, {}};
+  return {std::move(values), side, Events(std::move(copied)), std::move(staged), {}};
 }
 
-Transfer BetweenDevices(const at::Tensor& self, c10::Device device, const char* op,
+Transfer BetweenDevices(const Sources& sources, c10::Device device, const char* op,
                         Snapshot snapshot) {
-  const c10::Stream stream = CurrentStream(self.device(), op);
+  const c10::Stream stream = CurrentStream(sources.tensors.front().device(), op);
   (void)CurrentStream(device, op);  // refuses a capture
   const c10::Stream there = SideStream(stream, device);
-  const bool clone = NeedsClone(self, snapshot);
-  at::Tensor source = clone ? Cloned(self) : self;
+  Taken taken = Take(sources, snapshot);
   Event computed(stream);
   const c10::Stream side = SideStream(stream, stream.device());
-  at::Tensor value;
+  std::vector<at::Tensor> values;
   {
     const c10::MultiStreamGuard guard({side, there});
     computed.Block(side);
-    value = at::empty_like(source, source.options().device(device), at::MemoryFormat::Preserve);
-    value.copy_(source, /*non_blocking=*/true);
+    values = OfEach({taken.sources, sources.places}, [&](const at::Tensor& source) {
+      at::Tensor value =
+          at::empty_like(source, source.options().device(device), at::MemoryFormat::Preserve);
+      return value.copy_(source, /*non_blocking=*/true);
+    });
   }
   // Which of the two has done the copy is the device's choice.
   Event read(side);
-  if (NeedsWait(clone, snapshot)) read.Block(stream);
+  if (taken.needs_wait) read.Block(stream);
   read.Block(there);
   Event copied(there);
   // Both are asked: neither device knows of the other one's errors.
-  return {
-      std::move(value), there, Events(std::move(read), std::move(copied)), {std::move(source)}, {}};
+  return {std::move(values),
+          there,
+          Events(std::move(read), std::move(copied)),
+          std::move(taken.sources),
+          {}};
 }
 
 }  // namespace
 
-Transfer FetchHere(const at::Tensor& self, bool copy, const char* op) {
-  const c10::Stream stream = CurrentStream(self.device(), op);
-  at::Tensor value = copy ? self.clone() : self;
+Transfer FetchHere(const Sources& sources, bool copy, const char* op) {
+  const c10::Stream stream = CurrentStream(sources.tensors.front().device(), op);
+  auto values = OfEach(sources, [&](const at::Tensor& self) { return copy ? self.clone() : self; });
   Event computed(stream);
-  return {std::move(value), stream, Events(std::move(computed)), {}, {}};
+  return {std::move(values), stream, Events(std::move(computed)), {}, {}};
 }
 
-void CheckCanFetch(const at::Tensor& self, c10::Device device, const char* op) {
-  CheckStrided(self, device, op);
+void CheckCanFetch(const at::Tensor& self, std::optional<c10::Device> device, const char* op) {
+  if (device) CheckStrided(self, *device, op);
   if (!self.is_cpu()) (void)CurrentStream(self.device(), op);
-  if (!device.is_cpu()) (void)CurrentStream(device, op);
+  if (device && !device->is_cpu()) (void)CurrentStream(*device, op);
 }
 
 Transfer CopyOut(const at::Tensor& given) {
@@ -147,17 +189,17 @@ Transfer CopyOut(const at::Tensor& given) {
   const c10::StreamGuard guard(side);
   at::Tensor value = given.clone();
   Event copied(side);
-  return {std::move(value), side, Events(std::move(copied)), {given}, {}};
+  return {{std::move(value)}, side, Events(std::move(copied)), {given}, {}};
 }
 
-Transfer FetchTo(const at::Tensor& self, c10::Device device, const char* op, Snapshot snapshot) {
-  CheckStrided(self, device, op);
+Transfer FetchTo(const Sources& sources, c10::Device device, const char* op, Snapshot snapshot) {
+  for (const at::Tensor& self : sources.tensors) CheckStrided(self, device, op);
   if (!device.is_cpu() && !device.has_index()) {
     device = c10::impl::VirtualGuardImpl(device.type()).getDevice();
   }
-  if (device.is_cpu()) return ToHost(self, op, snapshot);
-  return self.is_cpu() ? FromHost(self, device, op, snapshot)
-                       : BetweenDevices(self, device, op, snapshot);
+  if (device.is_cpu()) return ToHost(sources, op, snapshot);
+  return sources.tensors.front().is_cpu() ? FromHost(sources, device, op, snapshot)
+                                          : BetweenDevices(sources, device, op, snapshot);
 }
 
 }  // namespace dtorch

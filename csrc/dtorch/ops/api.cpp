@@ -24,6 +24,13 @@ TensorFuture GetTensorAsync(const at::Tensor& tensor, std::optional<c10::Device>
   return TensorFuture(CallOperator(op, tensor, device, copy));
 }
 
+TensorListFuture GetTensorsAsync(const std::vector<at::Tensor>& tensors,
+                                 std::optional<c10::Device> device, bool copy) {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("dtorch::get_tensors_async", "");
+  return TensorListFuture(CallOperator(op, tensors, device, copy));
+}
+
 at::Tensor GetTensor(const at::Tensor& tensor, std::optional<c10::Device> device) {
   return GetTensorAsync(tensor, device).Get();
 }

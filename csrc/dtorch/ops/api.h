@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <utility>
 #include <vector>
 
 // The operators as C++ functions. Each is one call through PyTorch's dispatcher.
@@ -15,6 +16,19 @@ namespace dtorch {
 DTORCH_API TensorFuture GetTensorAsync(const at::Tensor& tensor,
                                        std::optional<c10::Device> device = std::nullopt,
                                        bool copy = false);
+
+/// Of several tensors that were fetched as one.
+class DTORCH_API TensorListFuture : public FutureHandle {
+ public:
+  explicit TensorListFuture(FuturePtr future) : FutureHandle(std::move(future)) {}
+  /// As TensorFuture::Get().
+  std::vector<at::Tensor> Get() { return Consume().toTensorVector(); }
+};
+
+/// The values of `tensors` as one. See the operator `get_tensors_async`.
+DTORCH_API TensorListFuture GetTensorsAsync(const std::vector<at::Tensor>& tensors,
+                                            std::optional<c10::Device> device = std::nullopt,
+                                            bool copy = false);
 
 /// GetTensorAsync(tensor).Get().
 DTORCH_API at::Tensor GetTensor(const at::Tensor& tensor,

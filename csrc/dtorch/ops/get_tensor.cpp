@@ -14,30 +14,38 @@ namespace {
 
 constexpr char kGetTensorAsync[] = "get_tensor_async";
 
+}  // namespace
+
+Way WayOf(const at::Tensor& self, std::optional<c10::Device> device) {
+  if (!device || IsSameDevice(*device, self.device())) {
+    return IsAccelerator(self.device()) ? Way::kHere : Way::kAtOnce;
+  }
+  const bool has_data = !self.is_meta() && !device->is_meta();
+  return has_data && (IsAccelerator(*device) || IsAccelerator(self.device())) ? Way::kMoved
+                                                                              : Way::kAtOnce;
+}
+
 void CheckSource(const at::Tensor& self, const char* op) {
   TORCH_CHECK_VALUE(self.defined(), op, ": self: expected a tensor, got an undefined one (None)");
   CheckHasEvents(self.device(), op);
 }
 
-// `self`, or a copy, which autograd records where it does. It is there on return.
 at::Tensor Fetched(const at::Tensor& self, std::optional<c10::Device> device, bool copy) {
   if (device && !IsSameDevice(*device, self.device())) return self.to(*device);
   return copy ? self.clone() : self;
 }
 
-}  // namespace
-
 FuturePtr Fetch(const at::Tensor& self, std::optional<c10::Device> device, bool copy,
                 Snapshot snapshot, const char* op) {
   CheckSource(self, op);
-  if (device && !IsSameDevice(*device, self.device())) {
-    CheckDevice(*device, op);
-    const bool has_data = !self.is_meta() && !device->is_meta();
-    if (has_data && (IsAccelerator(*device) || IsAccelerator(self.device()))) {
+  if (device && !IsSameDevice(*device, self.device())) CheckDevice(*device, op);
+  switch (WayOf(self, device)) {
+    case Way::kMoved:
       return FutureOf(FetchTo(self, *device, op, snapshot));
-    }
-  } else if (IsAccelerator(self.device())) {
-    return FutureOf(FetchHere(self, copy, op));
+    case Way::kHere:
+      return FutureOf(FetchHere(self, copy, op));
+    case Way::kAtOnce:
+      break;
   }
   return MakeCompletedFuture(c10::TensorType::get(), Fetched(self, device, copy));
 }
@@ -53,8 +61,7 @@ void GetTensorAsyncAutogradKernel(const c10::OperatorHandle& op, c10::DispatchKe
   const auto device = peek(*stack, 1, 3).toOptional<c10::Device>();
   const bool copy = peek(*stack, 2, 3).toBool();
   // Nobody below wants to see the call: the kernel itself, one dispatch less.
-  if (!keys.has_any(c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::Functionalize,
-                                         c10::DispatchKey::PreDispatch}))) {
+  if (!IsSeenBelow(keys)) {
     FuturePtr future = GetTensorAsyncKernel(peek(*stack, 0, 3).toTensor(), device, copy);
     torch::jit::drop(*stack, 3);
     torch::jit::push(*stack, std::move(future));

@@ -14,6 +14,26 @@
 // Kernels of the operators that fetch a tensor's value. Callers go through the dispatcher.
 namespace dtorch {
 
+/// How a tensor is fetched.
+enum class Way {
+  kAtOnce,  // it is there on return
+  kHere,    // an accelerator computes it, and it stays there
+  kMoved,   // to, from or between accelerators
+};
+Way WayOf(const at::Tensor& self, std::optional<c10::Device> device);
+
+/// What can be said against fetching `self` from where it is.
+void CheckSource(const at::Tensor& self, const char* op);
+
+/// `self`, or a copy, which autograd records where it does. It is there on return.
+at::Tensor Fetched(const at::Tensor& self, std::optional<c10::Device> device, bool copy);
+
+/// Whether somebody below the kernels for autograd wants to see a call with these keys.
+inline bool IsSeenBelow(c10::DispatchKeySet keys) {
+  return keys.has_any(c10::DispatchKeySet(
+      {c10::DispatchKey::Python, c10::DispatchKey::Functionalize, c10::DispatchKey::PreDispatch}));
+}
+
 /// What GetTensorAsyncKernel does, for the operator `op`.
 FuturePtr Fetch(const at::Tensor& self, std::optional<c10::Device> device, bool copy,
                 Snapshot snapshot, const char* op);

@@ -4,6 +4,7 @@
 #include "dtorch/ops/boxing.h"
 #include "dtorch/ops/functional.h"
 #include "dtorch/ops/get_tensor.h"
+#include "dtorch/ops/get_tensors.h"
 #include "dtorch/ops/schemas.h"
 #include "dtorch/ops/subclass.h"
 #include "dtorch/ops/sync.h"
@@ -54,6 +55,7 @@ TORCH_LIBRARY(dtorch, m) {
       .def("set_value", [](const c10::intrusive_ptr<VoidPromiseState>& self) { self->Set(); });
 
   m.def(Schema(schemas::kGetTensorAsync));
+  m.def(Schema(schemas::kGetTensorsAsync));
   m.def(Schema(schemas::kGetTensor));
   m.def(Schema(schemas::kGetStart));
   m.def(Schema(schemas::kGetWait));
@@ -67,6 +69,7 @@ TORCH_LIBRARY(dtorch, m) {
 // One kernel for all devices, below autograd: what it does to tensors is recorded.
 TORCH_LIBRARY_IMPL(dtorch, CompositeExplicitAutograd, m) {
   m.impl("get_tensor_async", Boxed<&GetTensorAsyncKernel>());
+  m.impl("get_tensors_async", Boxed<&GetTensorsAsyncKernel>());
   m.impl("get_tensor", Boxed<&GetTensorKernel>());
   m.impl("get_start", &GetStartKernel);
   m.impl("get_wait", &GetWaitKernel);
@@ -82,6 +85,8 @@ TORCH_LIBRARY_IMPL(dtorch, CompositeExplicitAutograd, m) {
 TORCH_LIBRARY_IMPL(dtorch, Autograd, m) {
   m.impl("get_tensor_async",
          torch::CppFunction::makeFromBoxedFunction<&GetTensorAsyncAutogradKernel>());
+  m.impl("get_tensors_async",
+         torch::CppFunction::makeFromBoxedFunction<&GetTensorsAsyncAutogradKernel>());
   m.impl("get_tensor", torch::CppFunction::makeFallthrough());
   m.impl("get_start", torch::CppFunction::makeFallthrough());
   m.impl("get_wait", &GetWaitAutogradKernel);
@@ -90,29 +95,34 @@ TORCH_LIBRARY_IMPL(dtorch, Autograd, m) {
 // A lazily conjugated or negated tensor is handed on as it is, not resolved into a copy.
 TORCH_LIBRARY_IMPL(dtorch, Conjugate, m) {
   m.impl("get_tensor_async", torch::CppFunction::makeFallthrough());
+  m.impl("get_tensors_async", torch::CppFunction::makeFallthrough());
   m.impl("get_tensor", torch::CppFunction::makeFallthrough());
   m.impl("get_start", torch::CppFunction::makeFallthrough());
   m.impl("get_wait", torch::CppFunction::makeFallthrough());
 }
 TORCH_LIBRARY_IMPL(dtorch, Negative, m) {
   m.impl("get_tensor_async", torch::CppFunction::makeFallthrough());
+  m.impl("get_tensors_async", torch::CppFunction::makeFallthrough());
   m.impl("get_tensor", torch::CppFunction::makeFallthrough());
   m.impl("get_start", torch::CppFunction::makeFallthrough());
   m.impl("get_wait", torch::CppFunction::makeFallthrough());
 }
 TORCH_LIBRARY_IMPL(dtorch, ZeroTensor, m) {
   m.impl("get_tensor_async", torch::CppFunction::makeFallthrough());
+  m.impl("get_tensors_async", torch::CppFunction::makeFallthrough());
   m.impl("get_tensor", torch::CppFunction::makeFallthrough());
 }
 
 // A transform of torch.func would not see the tensor inside of the future: a wrong gradient.
 TORCH_LIBRARY_IMPL(dtorch, FuncTorchDynamicLayerFrontMode, m) {
   m.impl("get_tensor_async", torch::CppFunction::makeFromBoxedFunction<&RefuseTransformKernel>());
+  m.impl("get_tensors_async", torch::CppFunction::makeFromBoxedFunction<&RefuseTransformKernel>());
   m.impl("get_tensor", torch::CppFunction::makeFromBoxedFunction<&RefuseTransformKernel>());
 }
 
 TORCH_LIBRARY_IMPL(dtorch, PythonTLSSnapshot, m) {
   m.impl("get_tensor_async", torch::CppFunction::makeFromBoxedFunction<&CheckSubclassKernel>());
+  m.impl("get_tensors_async", torch::CppFunction::makeFromBoxedFunction<&CheckSubclassKernel>());
   m.impl("get_tensor", torch::CppFunction::makeFromBoxedFunction<&CheckSubclassKernel>());
   m.impl("get_start", torch::CppFunction::makeFromBoxedFunction<&CheckSubclassKernel>());
   m.impl("get_wait", torch::CppFunction::makeFromBoxedFunction<&CheckSubclassKernel>());

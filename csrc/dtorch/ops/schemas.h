@@ -11,6 +11,9 @@ namespace dtorch::schemas {
 // Fetch a tensor's value.
 inline constexpr char kGetTensorAsync[] =
     "get_tensor_async(Tensor self, *, Device? device=None, bool copy=False) -> Future(Tensor)";
+inline constexpr char kGetTensorsAsync[] =
+    "get_tensors_async(Tensor[] self, *, Device? device=None, bool copy=False) -> "
+    "Future(Tensor[])";
 inline constexpr char kGetTensor[] =
     "get_tensor(Tensor self, " DTORCH_TENSOR_PROMISE " promise) -> ()";
 

@@ -89,7 +89,7 @@ torch::jit::Value* TracedArgument(torch::jit::Graph& graph, const c10::IValue& v
   }
   if (!value.isList()) return graph.insertConstant(value);
   std::vector<torch::jit::Value*> items;
-  for (const c10::IValue& item : value.toListRef()) items.push_back(graph.insertConstant(item));
+  for (const c10::IValue& item : value.toListRef()) items.push_back(TracedArgument(graph, item));
   auto* node = graph.createList(value.toList().elementType(), items);
   return graph.insertNode(node)->output();
 }
@@ -152,8 +152,8 @@ void TraceCollect(const char* op, const std::vector<FuturePtr>& members, const F
 }
 
 TORCH_LIBRARY_IMPL(dtorch, Tracer, m) {
-  for (const char* name : {"get_tensor_async", "get_tensor", "get_future", "get_future.void",
-                           "sync", "sync.promise", "sync.devices_promise"}) {
+  for (const char* name : {"get_tensor_async", "get_tensors_async", "get_tensor", "get_future",
+                           "get_future.void", "sync", "sync.promise", "sync.devices_promise"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&TraceKernel>());
   }
 }
