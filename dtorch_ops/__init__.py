@@ -22,7 +22,7 @@ from .errors import (
     PromiseAlreadySatisfiedError,
     RemoteError,
 )
-from .future import Future, TensorFuture, VoidFuture
+from .future import Future, TensorFuture, TreeFuture, VoidFuture
 from .groups import as_completed, collect_all, collect_any, wait_all
 from .promise import TensorPromise, VoidPromise
 from .shared_memory import set_cache_limit, stats, trim
@@ -38,6 +38,7 @@ __all__ = [
     "RemoteError",
     "TensorFuture",
     "TensorPromise",
+    "TreeFuture",
     "VoidFuture",
     "VoidPromise",
     "as_completed",

@@ -25,6 +25,19 @@ def _get_tensor_async(
     return promise.get_future()
 
 
+def _get_tensors_async(
+    self: list[Tensor], *, device: torch.device | None = None, copy: bool = False
+) -> torch._C.Future[list[Tensor]]:
+    _refuse_in_a_graph()
+    once = {
+        id(tensor): tensor if device is None and not copy else tensor.to(device=device, copy=copy)
+        for tensor in self
+    }
+    future: torch.futures.Future[list[Tensor]] = torch.futures.Future()
+    future.set_result([once[id(tensor)] for tensor in self])
+    return future
+
+
 def _sync(devices: list[torch.device] | None = None) -> torch._C.Future[None]:
     _refuse_in_a_graph()
     promise = VoidPromise()
@@ -42,6 +55,7 @@ def _get_wait(handle: Tensor, source: Tensor, *, device: torch.device | None = N
 
 def install() -> None:
     torch.library.register_fake("dtorch::get_tensor_async", _get_tensor_async)
+    torch.library.register_fake("dtorch::get_tensors_async", _get_tensors_async)
     torch.library.register_fake("dtorch::sync", _sync)
     torch.library.register_fake("dtorch::get_start", _get_start)
     torch.library.register_fake("dtorch::get_wait", _get_wait)

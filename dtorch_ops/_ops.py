@@ -10,6 +10,7 @@ from . import _C
 from . import _library as _library  # loads the operators
 
 get_tensor_async = torch.ops.dtorch.get_tensor_async.default
+get_tensors_async = torch.ops.dtorch.get_tensors_async.default
 get_start = torch.ops.dtorch.get_start.default
 get_wait = torch.ops.dtorch.get_wait.default
 sync = torch.ops.dtorch.sync.default

@@ -116,12 +116,26 @@ def get_wait(transfer: Transfer) -> Tensor:
 
 def fetch(input: Tensor, device: Device | None, copy: bool) -> Tensor:
     """What ``dtorch_ops.to_torch`` becomes in a graph."""
+    return fetch_each([input], device, copy)[0]
+
+
+def fetch_each(inputs: list[Tensor], device: Device | None, copy: bool) -> list[Tensor]:
+    """The same of several: all starts, then all waits."""
     device = as_device(device)
-    if copy or not _is_on(input, device):
-        return get_wait(get_start(input, device, frozen=True))  # nothing stands between
-    # The result is the tensor itself, once computed: fetch nothing of it, and wait for that.
-    get_wait(get_start(input.detach().unsqueeze(0)[:0], frozen=True))
-    return input
+    snapshots = [copy or not _is_on(input, device) for input in inputs]
+    starts = [
+        # Nothing stands between that writes to it. Or the result is the tensor itself, once
+        # computed: fetch nothing of it, and wait for that.
+        get_start(input, device, frozen=True)
+        if snapshot
+        else get_start(input.detach().unsqueeze(0)[:0], frozen=True)
+        for input, snapshot in zip(inputs, snapshots, strict=True)
+    ]
+    values = [get_wait(start) for start in starts]
+    return [
+        value if snapshot else input
+        for input, value, snapshot in zip(inputs, values, snapshots, strict=True)
+    ]
 
 
 def _is_on(input: Tensor, device: torch.device | None) -> bool:

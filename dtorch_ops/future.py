@@ -9,7 +9,7 @@ from torch import Tensor
 from . import _C, _asyncio
 from .errors import DTorchError
 
-__all__ = ["Future", "TensorFuture", "VoidFuture"]
+__all__ = ["Future", "TensorFuture", "TreeFuture", "VoidFuture"]
 
 T = TypeVar("T")
 
@@ -50,6 +50,15 @@ class TensorFuture(Future[Tensor]):
     __slots__ = ()
 
 
+class TreeFuture(Future[T]):
+    """A :class:`Future` of a tree: of the lists, tuples and dicts that were fetched together.
+
+    To TorchScript and torch's own functions it is a future of the list of the tensors alone.
+    """
+
+    __slots__ = ()
+
+
 class VoidFuture(Future[None]):
     """A :class:`Future` without a value: ``get()`` returns None."""
 
@@ -60,6 +69,7 @@ _C.register_futures(
     future=Future,
     tensor_future=TensorFuture,
     void_future=VoidFuture,
+    tree_future=TreeFuture,
     before_blocking=_asyncio.before_blocking,
 )
 _asyncio.install()

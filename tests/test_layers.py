@@ -31,6 +31,7 @@ MODULES = (
     "_asyncio",
     "errors",
     "future",
+    "_tree",
     "convert",
     "devices",
     "groups",

@@ -46,8 +46,8 @@ Wrapper::UnwrapFunc Marked(std::optional<Wrapper::UnwrapFunc> unwrap) {
 // What a handle of ours holds: torch's wrapper, and whether get() has taken the result.
 struct Handle final : Wrapper {
   explicit Handle(FuturePtr future, std::optional<Wrapper::UnwrapFunc> unwrap = std::nullopt,
-                  PyObject* members = nullptr)
-      : Wrapper(std::move(future), Marked(std::move(unwrap))), members(members) {}
+                  PyObject* shape = nullptr)
+      : Wrapper(std::move(future), Marked(std::move(unwrap))), shape(shape) {}
   ~Handle() { ReleaseFuture(std::move(fut)); }
 
   // nullptr if torch has made `wrapper`.
@@ -58,14 +58,15 @@ struct Handle final : Wrapper {
   }
 
   std::atomic<bool> consumed{false};
-  // A collected future gives back the very objects that were collected: a list of them, or none.
-  const SharedRef members;
+  // A collected future gives back the very objects that were collected: a list of them. That of a
+  // tree makes the tree of its values: a callable. None for the others.
+  const SharedRef shape;
 };
 
 // What Python registers, and torch's class. Leaked on purpose.
 PyTypeObject* wrapper_type = nullptr;
 py::detail::type_info* wrapper_info = nullptr;
-PyTypeObject* handle_types[3] = {};  // by HandleKind
+PyTypeObject* handle_types[4] = {};  // by HandleKind
 PyObject* before_blocking = nullptr;
 
 py::object WrapHandle(PyTypeObject* type, const std::shared_ptr<Handle>& handle) {
@@ -95,18 +96,35 @@ Wrapper& WrapperOf(py::handle object, const char* what) {
   return *wrapper;
 }
 
+c10::IValue ValueOfTree(const FuturePtr& future, PyObject* tree) {
+  try {
+    return ValueOf(future);
+  } catch (const std::exception&) {
+    SetPythonErrorFromCurrent();
+    py::error_already_set error;
+    py::handle(tree).attr("add_note")(error.value());
+    throw error;
+  }
+}
+
 // The outcome of a complete future, in every way of reading it. Needs the lock.
 py::object Read(Wrapper& wrapper) {
-  c10::IValue value = ValueOf(wrapper.fut);
-  TraceWait(wrapper.fut, value);
   const Handle* handle = Handle::From(wrapper);
-  if (PyObject* members = handle ? handle->members.get() : nullptr) {
-    return py::reinterpret_steal<py::object>(PyList_GetSlice(members, 0, PyList_GET_SIZE(members)));
+  PyObject* const shape = handle ? handle->shape.get() : nullptr;
+  const bool is_tree = shape && !PyList_Check(shape);
+  c10::IValue value = is_tree ? ValueOfTree(wrapper.fut, shape) : ValueOf(wrapper.fut);
+  TraceWait(wrapper.fut, value);
+  if (shape && !is_tree) {
+    return py::reinterpret_steal<py::object>(PyList_GetSlice(shape, 0, PyList_GET_SIZE(shape)));
   }
   py::object object = value.isTensor()
                           ? py::reinterpret_steal<py::object>(THPVariable_Wrap(value.toTensor()))
                           : torch::jit::toPyObject(std::move(value));
   if (!object) throw py::error_already_set();
+  if (is_tree) {
+    object = py::reinterpret_steal<py::object>(PyObject_CallOneArg(shape, object.ptr()));
+    if (!object) throw py::error_already_set();
+  }
   if (wrapper.unwrap_func) (*wrapper.unwrap_func)(object);
   return object;
 }
@@ -122,7 +140,7 @@ PyObject* Init(PyObject* self, PyObject* source) {
       throw DTorchError("__init__ has been called on this future before");
     const Handle* handle = Handle::From(wrapper);
     const std::shared_ptr<Wrapper> holder = std::make_shared<Handle>(
-        wrapper.fut, wrapper.unwrap_func, handle ? handle->members.get() : nullptr);
+        wrapper.fut, wrapper.unwrap_func, handle ? handle->shape.get() : nullptr);
     SetNativeValue<Wrapper>(self, wrapper_info, holder.get(), &holder);
     return Py_NewRef(Py_None);
   });
@@ -254,6 +272,11 @@ py::object NewGroupHandle(FuturePtr future, const py::list& members) {
                     std::make_shared<Handle>(std::move(future), std::nullopt, members.ptr()));
 }
 
+py::object NewTreeHandle(FuturePtr future, PyObject* tree) {
+  return WrapHandle(HandleType(HandleKind::kTreeFuture),
+                    std::make_shared<Handle>(std::move(future), std::nullopt, tree));
+}
+
 py::object NewBareFuture(FuturePtr future) {
   return py::cast(std::make_shared<Wrapper>(std::move(future)));
 }
@@ -263,16 +286,16 @@ std::function<py::object(FuturePtr)> Reissuer(PyObject* handle) {
     explicit Recipe(PyObject* handle)
         : type(reinterpret_cast<PyObject*>(Py_TYPE(handle))),
           unwrap_func(HandleOf(handle).unwrap_func),
-          members(HandleOf(handle).members.get()) {}
+          shape(HandleOf(handle).shape.get()) {}
     const SharedRef type;
     const std::optional<Wrapper::UnwrapFunc> unwrap_func;
-    const SharedRef members;
+    const SharedRef shape;
   };
   auto recipe = std::make_shared<Recipe>(handle);
   return [recipe = std::move(recipe)](FuturePtr future) {
     return WrapHandle(
         reinterpret_cast<PyTypeObject*>(recipe->type.get()),
-        std::make_shared<Handle>(std::move(future), recipe->unwrap_func, recipe->members.get()));
+        std::make_shared<Handle>(std::move(future), recipe->unwrap_func, recipe->shape.get()));
   };
 }
 
@@ -286,19 +309,24 @@ void DropInThisThread(c10::IValue dropped) {
     new c10::IValue(std::move(dropped));
     return;
   }
-  PyObject* object = nullptr;
+  std::vector<PyObject*> objects;
+  const auto keep = [&](const at::Tensor& tensor) {
+    if (tensor.defined()) objects.push_back(THPVariable_Wrap(tensor));
+  };
   FuturePtr future = dropped.isFuture() ? dropped.toFuture() : nullptr;
   if (!future || !future->hasError()) {
     const c10::IValue& value = future ? future->constValue() : dropped;
-    if (value.isPyObject()) {
-      object = Py_NewRef(value.toPyObject());
-    } else if (value.isTensor() && value.toTensor().defined()) {
-      object = THPVariable_Wrap(value.toTensor());
+    if (value.isPyObject()) objects.push_back(Py_NewRef(value.toPyObject()));
+    if (value.isTensor()) keep(value.toTensor());
+    if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorVector()) keep(tensor);
     }
   }
   future.reset();
   dropped = c10::IValue();
-  Parked([&] { Py_XDECREF(object); });
+  Parked([&] {
+    for (PyObject* object : objects) Py_XDECREF(object);
+  });
 }
 
 bool IsTorchFuture(PyObject* object) { return PyObject_TypeCheck(object, wrapper_type); }
@@ -306,7 +334,7 @@ bool IsTorchFuture(PyObject* object) { return PyObject_TypeCheck(object, wrapper
 bool IsReadSpecially(py::handle object) {
   Wrapper& wrapper = WrapperOf(object, "future");
   if (const Handle* handle = Handle::From(wrapper)) {
-    return handle->members.get() || !handle->unwrap_func->target<NoUnwrap>();
+    return handle->shape.get() || !handle->unwrap_func->target<NoUnwrap>();
   }
   return wrapper.unwrap_func.has_value();
 }
@@ -363,15 +391,16 @@ void BindFuture(py::module_& m) {
   SetDropFunction(DropInThisThread);
   m.def(
       "register_futures",
-      [](py::type future, py::type tensor_future, py::type void_future, py::function hook) {
-        const py::handle types[] = {future, tensor_future, void_future};
-        for (int i = 0; i < 3; ++i) {
+      [](py::type future, py::type tensor_future, py::type void_future, py::type tree_future,
+         py::function hook) {
+        const py::handle types[] = {future, tensor_future, void_future, tree_future};
+        for (int i = 0; i < 4; ++i) {
           handle_types[i] = reinterpret_cast<PyTypeObject*>(types[i].inc_ref().ptr());
         }
         before_blocking = hook.release().ptr();
       },
       py::kw_only(), py::arg("future"), py::arg("tensor_future"), py::arg("void_future"),
-      py::arg("before_blocking"));
+      py::arg("tree_future"), py::arg("before_blocking"));
 }
 
 }  // namespace dtorch::python

@@ -18,7 +18,7 @@
 namespace dtorch::python {
 
 /// The registered classes of handles.
-enum class HandleKind { kFuture, kTensorFuture, kVoidFuture };
+enum class HandleKind { kFuture, kTensorFuture, kVoidFuture, kTreeFuture };
 PyTypeObject* HandleType(HandleKind kind);
 
 pybind11::object NewHandle(PyTypeObject* type, FuturePtr future);
@@ -28,6 +28,10 @@ inline pybind11::object NewHandle(HandleKind kind, FuturePtr future) {
 
 /// A handle whose value is a list of the very objects in `members`.
 pybind11::object NewGroupHandle(FuturePtr future, const pybind11::list& members);
+
+/// A handle of a future of a list of tensors whose value is `tree(list)`. What its error says of a
+/// place in the list becomes a note: `tree.add_note(error)`.
+pybind11::object NewTreeHandle(FuturePtr future, PyObject* tree);
 
 /// What torch's operators return.
 pybind11::object NewBareFuture(FuturePtr future);
@@ -51,7 +55,7 @@ FuturePtr FutureFromObject(pybind11::handle object, const char* what);
 std::vector<FuturePtr> FuturesFromSequence(pybind11::handle sequence, const char* what);
 
 /// Whether reading the future in Python gives something else than its native value: an error that
-/// torch keeps as a value, or the members of a group.
+/// torch keeps as a value, the members of a group, or a tree.
 bool IsReadSpecially(pybind11::handle future);
 
 /// The outcome of a complete torch future: what every way of reading it in Python gives.

@@ -32,18 +32,25 @@ constexpr PyCFunction AsCFunction(F function) {
 
 // ---- to_torch_async -----------------------------------------------------------------------------
 
-PyObject* get_tensor_async = nullptr;  // the OpOverload; leaked on purpose
+// What Python registers; leaked on purpose.
+PyObject* get_tensor_async = nullptr;   // the OpOverload
+PyObject* get_tensors_async = nullptr;  // that of several
+PyObject* fetch_tree = nullptr;         // for what is no tensor
 
-// What a __torch_function__ of the tensor's class, or of a mode, makes of the call.
-py::object CallOverridden(PyObject* input, PyObject* device, PyObject* copy) {
+// Whether a __torch_function__ of the tensor's class, or of a mode, may want to see the call.
+bool IsOverridden(PyObject* input) {
+  return !THPVariable_CheckExact(input) || at::impl::torch_function_mode_enabled();
+}
+
+// What it makes of the call.
+py::object CallOverridden(PyObject* overload, PyObject* input, PyObject* device, PyObject* copy) {
   py::dict kwargs;
   kwargs["device"] = py::handle(device);
   kwargs["copy"] = py::handle(copy);
   auto result = py::reinterpret_steal<py::object>(
-      PyObject_Call(get_tensor_async, py::make_tuple(py::handle(input)).ptr(), kwargs.ptr()));
+      PyObject_Call(overload, py::make_tuple(py::handle(input)).ptr(), kwargs.ptr()));
   if (!result) throw py::error_already_set();
-  if (!IsTorchFuture(result.ptr())) return result;
-  return NewHandle(HandleKind::kTensorFuture, FutureFromObject(result, "get_tensor_async"));
+  return result;
 }
 
 c10::IValue DeviceArgument(PyObject* device) {
@@ -65,12 +72,11 @@ c10::IValue DeviceArgument(PyObject* device) {
   return reinterpret_cast<THPDevice*>(made.ptr())->device;
 }
 
-FuturePtr Dispatch(PyObject* input, c10::IValue device, bool copy) {
-  static const auto op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("dtorch::get_tensor_async", "");
+template <typename Input>
+FuturePtr Dispatch(const c10::OperatorHandle& op, Input&& input, c10::IValue&& device, bool copy) {
   torch::jit::Stack stack;
   stack.reserve(3);
-  stack.emplace_back(THPVariable_Unpack(input));
+  stack.emplace_back(std::forward<Input>(input));
   stack.push_back(std::move(device));
   stack.emplace_back(copy);
   {
@@ -80,15 +86,23 @@ FuturePtr Dispatch(PyObject* input, c10::IValue device, bool copy) {
   return std::move(stack.back()).toFuture();
 }
 
+FuturePtr Dispatch(PyObject* input, c10::IValue&& device, bool copy) {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("dtorch::get_tensor_async", "");
+  return Dispatch(op, THPVariable_Unpack(input), std::move(device), copy);
+}
+
 PyObject* ToTorchAsync(PyObject*, PyObject* const* args, Py_ssize_t nargs) {
   return Guarded([&] {
     TORCH_CHECK_TYPE(nargs == 3, "to_torch_async: expected input, device and copy");
     PyObject *input = args[0], *device = args[1], *copy = args[2];
-    TORCH_CHECK_TYPE(THPVariable_Check(input), "input: expected a torch.Tensor, got ",
-                     Py_TYPE(input)->tp_name);
     TORCH_CHECK_TYPE(PyBool_Check(copy), "copy: expected a bool, got ", Py_TYPE(copy)->tp_name);
-    if (!THPVariable_CheckExact(input) || at::impl::torch_function_mode_enabled()) {
-      return CallOverridden(input, device, copy).release().ptr();
+    if (!THPVariable_Check(input)) return PyObject_Vectorcall(fetch_tree, args, 3, nullptr);
+    if (IsOverridden(input)) {
+      py::object result = CallOverridden(get_tensor_async, input, device, copy);
+      if (!IsTorchFuture(result.ptr())) return result.release().ptr();
+      FuturePtr future = FutureFromObject(result, "get_tensor_async");
+      return NewHandle(HandleKind::kTensorFuture, std::move(future)).release().ptr();
     }
     FuturePtr future = Dispatch(input, DeviceArgument(device), copy == Py_True);
     return NewHandle(HandleKind::kTensorFuture, std::move(future)).release().ptr();
@@ -98,6 +112,39 @@ PyObject* ToTorchAsync(PyObject*, PyObject* const* args, Py_ssize_t nargs) {
 PyMethodDef to_torch_async_def = {
     "to_torch_async", AsCFunction(ToTorchAsync), METH_FASTCALL,
     "to_torch_async(input, device, copy, /)\n--\n\nCall the operator."};
+
+// ---- to_torch_async of a tree -------------------------------------------------------------------
+
+PyObject* FetchTensors(PyObject*, PyObject* const* args, Py_ssize_t nargs) {
+  return Guarded([&] {
+    TORCH_CHECK_TYPE(nargs == 4 && PyList_Check(args[0]),
+                     "fetch_tensors: expected a list, tree, device and copy");
+    PyObject *list = args[0], *tree = args[1], *device = args[2], *copy = args[3];
+    const Py_ssize_t size = PyList_GET_SIZE(list);
+    std::vector<at::Tensor> tensors;
+    tensors.reserve(static_cast<size_t>(size));
+    for (Py_ssize_t i = 0; i < size; ++i) {
+      PyObject* item = PyList_GET_ITEM(list, i);
+      if (IsOverridden(item)) break;
+      tensors.push_back(THPVariable_Unpack(item));
+    }
+    FuturePtr future;
+    if (tensors.size() < static_cast<size_t>(size)) {
+      py::object result = CallOverridden(get_tensors_async, list, device, copy);
+      if (!IsTorchFuture(result.ptr())) return result.release().ptr();
+      future = FutureFromObject(result, "get_tensors_async");
+    } else {
+      static const auto op =
+          c10::Dispatcher::singleton().findSchemaOrThrow("dtorch::get_tensors_async", "");
+      future = Dispatch(op, std::move(tensors), DeviceArgument(device), copy == Py_True);
+    }
+    return NewTreeHandle(std::move(future), tree).release().ptr();
+  });
+}
+
+PyMethodDef fetch_tensors_def = {
+    "fetch_tensors", AsCFunction(FetchTensors), METH_FASTCALL,
+    "fetch_tensors(tensors, tree, device, copy, /)\n--\n\nCall the operator for several."};
 
 // ---- get_tensor_async ---------------------------------------------------------------------------
 
@@ -223,8 +270,16 @@ py::object MakeChecked(py::object general, const std::string& name,
 void BindOperators(py::module_& m) {
   m.attr("to_torch_async") =
       py::reinterpret_steal<py::object>(PyCFunction_New(&to_torch_async_def, nullptr));
-  m.def("register_get_tensor_async",
-        [](py::object overload) { get_tensor_async = overload.release().ptr(); });
+  m.attr("fetch_tensors") =
+      py::reinterpret_steal<py::object>(PyCFunction_New(&fetch_tensors_def, nullptr));
+  m.def(
+      "register_fetches",
+      [](py::object one, py::object several, py::object tree) {
+        get_tensor_async = one.release().ptr();
+        get_tensors_async = several.release().ptr();
+        fetch_tree = tree.release().ptr();
+      },
+      py::kw_only(), py::arg("one"), py::arg("several"), py::arg("tree"));
   m.def("fast_operator", [](py::object general) {
     general_operator = general.release().ptr();
     return py::reinterpret_steal<py::object>(PyCFunction_New(&call_operator_def, nullptr));
