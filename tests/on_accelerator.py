@@ -253,6 +253,10 @@ def script_fetch_to(x: Tensor, device: str) -> Tensor:
     return torch.jit.wait(torch.ops.dtorch.get_tensor_async(x, device=torch.device(device)))
 
 
+def script_fetch_all(xs: list[Tensor], device: str) -> list[Tensor]:
+    return torch.jit.wait(torch.ops.dtorch.get_tensors_async(xs, device=torch.device(device)))
+
+
 def script_fulfil(x: Tensor, promise: torch.classes.dtorch.TensorPromise) -> None:
     torch.ops.dtorch.get_tensor(x, promise)
 
@@ -496,6 +500,9 @@ def capture_refusals(device: str = DEVICES[0]) -> dict[str, Callable[[], object]
         "to another": lambda: dtorch_ops.to_torch_async(tensor, device=DEVICES[-1]),
         "from the CPU": lambda: dtorch_ops.to_torch_async(host, device=device),
         "operator": lambda: ops.get_tensor_async(tensor),
+        "tree": lambda: dtorch_ops.to_torch_async([host, tensor]),
+        "tree to the CPU": lambda: dtorch_ops.to_torch_async([host, tensor], device="cpu"),
+        "tree from the CPU": lambda: dtorch_ops.to_torch_async([host], device=device),
         "sync_future": lambda: dtorch_ops.sync_future(device),
         "sync_future of all": lambda: dtorch_ops.sync_future(),
         "sync": lambda: dtorch_ops.sync([device]),
