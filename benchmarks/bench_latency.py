@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import time
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -147,6 +149,48 @@ def _in_one_thread(settings: Settings) -> list[Figure]:
     ]
 
 
+# ---- A thousand tensors -------------------------------------------------------------------------
+
+_LEAVES = [torch.ones(2) for _ in range(1000)]
+_TREES: dict[str, Any] = {
+    "tree_list": _LEAVES,
+    "tree_nested": {f"layer{i}": _LEAVES[10 * i : 10 * i + 10] for i in range(100)},
+}
+
+
+def _one_call(tree: Any, count: int) -> None:
+    for _ in range(count):
+        value = dtorch_ops.to_torch_async(tree).get()
+    expect(value is not tree and len(value) == len(tree), "to_torch_async of a tree")
+
+
+def _thousand_calls(count: int) -> None:
+    for _ in range(count):
+        futures = [dtorch_ops.to_torch_async(leaf) for leaf in _LEAVES]
+        values = [future.get() for future in dtorch_ops.collect_all(futures).get()]
+    expect(values[-1] is _LEAVES[-1], "a thousand of to_torch_async")
+
+
+def _trees(settings: Settings) -> list[Figure]:
+    samples = {
+        name: per_operation(functools.partial(_one_call, tree), 1) for name, tree in _TREES.items()
+    }
+    samples["calls"] = per_operation(_thousand_calls, 1)
+    series = take(samples, settings.rounds, per_round=settings.count(50, 3))
+    titles = {"tree_list": "a list of 1,000", "tree_nested": "100 lists of 10 in a dict"}
+    return [
+        compare(
+            f"latency.{name}",
+            f"to_torch_async of {title}: get()",
+            "1,000 to_torch_async, collect_all, get() of each",
+            subject=series[name],
+            baseline=series["calls"],
+            unit="µs",
+        )
+        for name, title in titles.items()
+    ]
+
+
 # ---- One thread sets, another one is blocked -----------------------------------------------------
 
 
@@ -197,4 +241,4 @@ def _between_threads(settings: Settings) -> list[Figure]:
 
 
 def run(settings: Settings) -> list[Figure]:
-    return _in_one_thread(settings) + _between_threads(settings)
+    return _in_one_thread(settings) + _trees(settings) + _between_threads(settings)

@@ -22,6 +22,8 @@ FIGURES = {
     "latency.promise",
     "latency.make_promise",
     "latency.chain",
+    "latency.tree_list",
+    "latency.tree_nested",
     "latency.blocked_thread_torch",
     "latency.blocked_thread_python",
     "await.resume",
