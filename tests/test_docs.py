@@ -25,7 +25,10 @@ import dtorch_ops
 BLOCKS = markdown.blocks()
 
 # Whose programs and builds are run by another file, with what they need.
-ELSEWHERE = {"examples/cpp/README.md": "test_cpp_user.py"}
+ELSEWHERE = {
+    "docs/installing.md": "test_wheel.py",
+    "examples/cpp/README.md": "test_cpp_user.py",
+}
 
 
 def of_language(language: str) -> list[Block]:

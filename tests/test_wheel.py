@@ -16,6 +16,7 @@ from fnmatch import fnmatch
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
+import markdown
 import pytest
 import torch
 from helpers import ROOT
@@ -142,11 +143,9 @@ def test_the_package_works_where_it_was_installed(python, tmp_path):
     checked(python, "-W", "error", "-m", "dtorch_ops", cwd=tmp_path)  # every check passes
 
 
-DOCUMENT = (ROOT / "docs" / "installing.md").read_text()
-
-
 def blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", DOCUMENT, re.DOTALL)
+    found = markdown.blocks_of(ROOT / "docs" / "installing.md")
+    return [block.code for block in found if block.language == language]
 
 
 def test_the_program_of_the_documentation(python, tmp_path):
