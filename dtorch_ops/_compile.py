@@ -13,19 +13,26 @@ from importlib.machinery import ModuleSpec
 from typing import Any, TypeVar
 
 import torch
+from torch._C import DispatchKey
 from torch._C._dynamo import eval_frame
+from torch._library import fake_class_registry
 from torch._library.effects import EffectType
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
+from torch._library.fake_class_registry import FakeScriptObject
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.functional_tensor import FunctionalTensor, FunctionalTensorMode
+from torch.utils import _pytree as pytree
 
 from . import _C, _ops
+from .promise import TensorPromise, VoidPromise
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: Why a graph breaks at a future or a promise.
 REASON = (
     "a graph cannot hold a future: in a compiled region use dtorch_ops.functional.get_start and "
-    "get_wait, or dtorch_ops.to_torch, which becomes these two"
+    "get_wait, or dtorch_ops.to_torch, which becomes these two; a promise from outside is "
+    "fulfilled there by torch.ops.dtorch.get_tensor(tensor, promise) or torch.ops.dtorch.sync("
+    "devices, promise), and by no method"
 )
 
 
@@ -41,6 +48,214 @@ def _keep_effects() -> None:
     """None of the operators is merged with another one, moved past one, or dropped from a graph."""
     for overload in _ops.EFFECTS:
         torch.library._register_effectful_op(overload, EffectType.ORDERED)
+
+
+# ---- Promises -----------------------------------------------------------------------------------
+
+
+class _FakePromise:
+    """A promise while a graph is traced: nothing is known of it but its class."""
+
+    promise = True
+
+    @classmethod
+    def __obj_unflatten__(cls, contents: object) -> _FakePromise:
+        return cls()
+
+    def _refuse(*arguments: object) -> None:
+        raise NotImplementedError(REASON)
+
+    set_value = set_exception = cancel = token = empty = _refuse
+
+
+def is_fake_promise(promise: object) -> bool:
+    return isinstance(promise, FakeScriptObject) and isinstance(promise.wrapped_obj, _FakePromise)
+
+
+class _TensorStandIn(TensorPromise):
+    """A promise of nobody's, for where torch keeps one that a graph was traced with.
+
+    Such a promise were not broken when its holder drops it, and a saved program would have its
+    token, which leads nowhere when that is loaded.
+    """
+
+    __slots__ = ()
+
+    def __reduce__(self) -> Any:
+        return _TensorStandIn, ()
+
+
+class _VoidStandIn(VoidPromise):
+    __slots__ = ()
+
+    def __reduce__(self) -> Any:
+        return _VoidStandIn, ()
+
+
+_STAND_INS = {"TensorPromise": _TensorStandIn, "VoidPromise": _VoidStandIn}
+_PREFIX = "__torch__.torch.classes.dtorch."
+
+
+def _stand_in(value: torch.ScriptObject) -> torch.ScriptObject:
+    """For a promise of ours; anything else is its own."""
+    kind = _STAND_INS.get(value._type().qualified_name().removeprefix(_PREFIX))
+    return value if kind is None else kind()
+
+
+def _is_packaging() -> bool:
+    """Whether AOTInductor makes a package, with the token of a promise that a module has."""
+    virtualized = sys.modules.get("torch._inductor.virtualized")
+    return virtualized is not None and bool(virtualized.V.aot_compilation)
+
+
+def _keep_no_promise_of_compiled() -> None:
+    make = fake_class_registry.maybe_to_fake_obj
+
+    def of_stand_in(fake_mode: Any, value: Any) -> Any:
+        if isinstance(value, torch.ScriptObject) and not _is_packaging():
+            value = _stand_in(value)
+        return make(fake_mode, value)
+
+    fake_class_registry.maybe_to_fake_obj = of_stand_in  # type: ignore[assignment]
+
+
+def _keep_no_promise_of_exported(exported_program: Any) -> None:
+    program = exported_program.ExportedProgram
+    init = program.__init__
+
+    @functools.wraps(init)
+    def without_promises(self: Any, *arguments: Any, **options: Any) -> None:
+        init(self, *arguments, **options)
+        signature = self.graph_signature
+        inputs = set(signature.user_inputs) - set(signature.lifted_custom_objs)
+        # Torch files inputs under constants, and loading a saved program looks for the names.
+        self._constants = {
+            name: value if name not in inputs or isinstance(value, torch.Tensor) else torch.empty(0)
+            for name, value in self._constants.items()
+        }
+        self._example_inputs = pytree.tree_map_only(
+            torch.ScriptObject, _stand_in, self._example_inputs
+        )
+        for node in self.graph.find_nodes(op="placeholder"):
+            attribute = signature.inputs_to_lifted_custom_objs.get(node.name)
+            fake = getattr(node.meta.get("val"), "fake_val", None)
+            if attribute is not None and is_fake_promise(fake):
+                object.__setattr__(fake, "real_obj", self._constants[attribute])
+
+    program.__init__ = without_promises
+
+
+def _keep_promises_inputs(trace: Any) -> None:
+    """Have strict export trace with fake promises, as it does with fake tensors.
+
+    With those that it was called with, tracing would fulfil them.
+    """
+    extract = getattr(trace, "_extract_fake_inputs", None)
+    if extract is None:
+        return
+
+    def with_promises(module: torch.fx.GraphModule, *inputs: Any) -> Any:
+        for node in module.graph.find_nodes(op="get_attr"):
+            if is_fake_promise(getattr(module, node.target, None)):
+                raise NotImplementedError(
+                    "torch.export: expected a promise that is an argument, got one that is an "
+                    "attribute of the module: pass it as an argument, or export with strict=False"
+                )
+        *inputs, fake_mode = extract(module, *inputs)
+
+        def fake(value: torch.ScriptObject) -> object:
+            return fake_class_registry.maybe_to_fake_obj(fake_mode, value)
+
+        return *pytree.tree_map_only(torch.ScriptObject, fake, inputs), fake_mode
+
+    trace._extract_fake_inputs = with_promises
+
+
+def _snapshot(mode: FunctionalTensorMode, tensor: torch.Tensor, promise: object) -> None:
+    """``get_tensor`` in a graph without updates in place: with a copy.
+
+    The compiler of such a graph gives memory that it reads no more to other values. What a promise
+    was given it does not know to be read.
+    """
+    with mode:
+        _ops.get_tensor_copy(tensor, promise, copy=True)
+
+
+def _dispatch_in_python(operator: Any) -> None:
+    """With a fake promise an operator is dispatched in Python, by what stands here alone."""
+
+    def below_subclasses(*arguments: Any, **options: Any) -> Any:
+        passed = [*operator._fallthrough_keys(), DispatchKey.PythonTLSSnapshot]
+        return operator._dispatch_in_python(passed, *arguments, **options)
+
+    def in_transform(*arguments: Any, **options: Any) -> Any:
+        raise RuntimeError(
+            f"{operator.name()}: expected a call outside of torch.func transforms (grad, jvp, "
+            "vmap), got one inside: return the tensor from the transformed function, and fulfil "
+            "the promise with that"
+        )
+
+    operator.py_impl(DispatchKey.PythonTLSSnapshot)(below_subclasses)
+    operator.py_impl(DispatchKey.FuncTorchDynamicLayerFrontMode)(in_transform)
+
+
+def _take_promises() -> None:
+    """A graph takes a promise as an input, for an operator that fulfils it."""
+    for name in _STAND_INS:
+        fake_class_registry.register_fake_class(f"dtorch::{name}", _FakePromise)  # type: ignore[arg-type]
+    for operator in (_ops.get_tensor, _ops.get_tensor_copy):
+        _dispatch_in_python(operator)
+    _ops.get_tensor.py_impl(FunctionalTensorMode)(_snapshot)
+    for operator in _ops.GET_FUTURE:
+        operator.py_impl(FakeTensorMode)(_FakePromise._refuse)
+    torch.serialization.add_safe_globals(list(_STAND_INS.values()))
+    _keep_no_promise_of_compiled()
+
+
+def _break_at_methods(script_object: Any) -> None:
+    """A method of a promise is for between two graphs: Dynamo calls it an error."""
+    from torch._dynamo.variables.misc import GetAttrVariable
+
+    names = "TorchScriptObjectVariable", "CustomClassObjectVariable"  # the latter from 2.14 on
+    variable: Any = next(getattr(script_object, n) for n in names if hasattr(script_object, n))
+    getter = "var_getattr" if "var_getattr" in vars(variable) else "tp_getattro_impl"
+    get_attribute, call = getattr(variable, getter), variable.call_method
+
+    def attribute(self: Any, tx: Any, name: str) -> Any:
+        if not is_fake_promise(self.value):
+            return get_attribute(self, tx, name)
+        return GetAttrVariable(self, name)
+
+    def call_method(self: Any, tx: Any, name: str, *arguments: Any) -> Any:
+        function = call.__wrapped__ if is_fake_promise(self.value) else call  # below the error
+        return function(self, tx, name, *arguments)
+
+    setattr(variable, getter, attribute)
+    variable.call_method = call_method
+
+
+def _leave_overloads_to_torch(output_graph: Any) -> None:
+    """Have Dynamo not look for the overload of an operator of ours, to see how it is tagged.
+
+    It does so in C++, which knows no fake promises; calling the operator finds the overload. And
+    break at ``get_future``, which could be called with a fake one, and would fail.
+    """
+    check = getattr(output_graph, "check_pt2_compliant_op", None)
+    if check is None:
+        return
+
+    def unless_ours(graph: Any, kind: str, target: Any, *arguments: Any) -> None:
+        if str(target).startswith("dtorch.get_future"):
+            output_graph.unimplemented(
+                gb_type="The future of a promise",
+                context=str(target),
+                explanation="An operator returns a future.",
+                hints=[REASON],
+            )
+        if not (isinstance(target, torch._ops.OpOverloadPacket) and _is_ours(target)):
+            check(graph, kind, target, *arguments)
+
+    output_graph.check_pt2_compliant_op = unless_ours
 
 
 # ---- Graph breaks -------------------------------------------------------------------------------
@@ -64,6 +279,8 @@ _CLASSES = (torch._C.Future, _C.TensorPromiseBase, _C.VoidPromiseBase)
 
 
 def _is_ours(value: object) -> bool:
+    if is_fake_promise(value):
+        return True
     if isinstance(value, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
         return str(value).startswith("dtorch.")
     kind = value if isinstance(value, type) else getattr(value, "__objclass__", type(value))
@@ -215,6 +432,10 @@ def _on_post_grad(post_grad: Any) -> None:
 
 _HOOKS = {
     "torch._dynamo.exc": _add_reason,
+    "torch._dynamo.output_graph": _leave_overloads_to_torch,
+    "torch._dynamo.variables.script_object": _break_at_methods,
+    "torch.export._trace": _keep_promises_inputs,
+    "torch.export.exported_program": _keep_no_promise_of_exported,
     "torch._inductor.fx_passes.post_grad": _on_post_grad,
     "torch._inductor.memory": _keep_order_for_memory,
 }
@@ -222,6 +443,7 @@ _HOOKS = {
 
 def install() -> None:
     _keep_effects()
+    _take_promises()
     for name, hook in _HOOKS.items():
         module = sys.modules.get(name)
         if module is not None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from . import _library as _library  # loads the operators
-from ._compile import REASON
+from ._compile import REASON, is_fake_promise
 from .promise import TensorPromise, VoidPromise
 
 
@@ -53,10 +55,32 @@ def _get_wait(handle: Tensor, source: Tensor, *, device: torch.device | None = N
     return source.detach().to(device, copy=True).resolve_conj().resolve_neg()
 
 
+def _get_tensor(self: Tensor, promise: Any) -> None:
+    if not is_fake_promise(promise):
+        promise.set_value(self)
+
+
+def _get_tensor_copy(self: Tensor, promise: Any, *, copy: bool) -> None:
+    _get_tensor(self.clone() if copy else self, promise)
+
+
+def _sync_promise(promise: Any, devices: list[torch.device] | None = None) -> None:
+    if not is_fake_promise(promise):
+        promise.set_value()
+
+
+def _sync_devices_promise(devices: list[torch.device] | None, promise: Any) -> None:
+    _sync_promise(promise)
+
+
 def install() -> None:
     torch.library.register_fake("dtorch::get_tensor_async", _get_tensor_async)
     torch.library.register_fake("dtorch::get_tensors_async", _get_tensors_async)
+    torch.library.register_fake("dtorch::get_tensor", _get_tensor)
+    torch.library.register_fake("dtorch::get_tensor.copy", _get_tensor_copy)
     torch.library.register_fake("dtorch::sync", _sync)
+    torch.library.register_fake("dtorch::sync.promise", _sync_promise)
+    torch.library.register_fake("dtorch::sync.devices_promise", _sync_devices_promise)
     torch.library.register_fake("dtorch::get_start", _get_start)
     torch.library.register_fake("dtorch::get_wait", _get_wait)
 

@@ -15,8 +15,19 @@ get_start = torch.ops.dtorch.get_start.default
 get_wait = torch.ops.dtorch.get_wait.default
 sync = torch.ops.dtorch.sync.default
 
+get_tensor = torch.ops.dtorch.get_tensor.default
+get_tensor_copy = torch.ops.dtorch.get_tensor.copy
+#: Those that fulfil a promise.
+FULFIL = (
+    get_tensor,
+    get_tensor_copy,
+    torch.ops.dtorch.sync.promise,
+    torch.ops.dtorch.sync.devices_promise,
+)
+GET_FUTURE = (torch.ops.dtorch.get_future.default, torch.ops.dtorch.get_future.void)
+
 #: Those that a graph may hold, and must keep as they stand.
-EFFECTS = (get_start, get_wait)
+EFFECTS = (get_start, get_wait, *FULFIL)
 
 _CHECKED = (
     "collect_all",

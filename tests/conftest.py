@@ -21,3 +21,10 @@ def _same_start() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     assert torch.is_grad_enabled()
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()

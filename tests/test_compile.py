@@ -6,12 +6,13 @@ import functools
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import fake_accelerator as fake
 import pytest
 import torch
+from graphs import MARKS, backends, operators
 from helpers import ROOT, Worker, check_python
 from on_accelerator import all_streams, on_fake, until
 from torch import Tensor
@@ -22,33 +23,7 @@ from dtorch_ops.functional import Transfer, get_start, get_wait
 
 ops = torch.ops.dtorch
 
-backends = pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
-
-pytestmark = [
-    pytest.mark.timeout(300),
-    # Inductor, when it is imported, of its own use of TorchScript.
-    pytest.mark.filterwarnings("ignore:.torch.jit"),
-    # Dynamo looks at this attribute of whatever lives across a graph break.
-    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
-    # And says so of every function of a native module that it meets.
-    pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin"),
-]
-
-
-@pytest.fixture(autouse=True)
-def _fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-def operators(run: Callable[[], object]) -> list[str]:
-    """The operators of ours that run, in order, each as often as it does."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        run()
-    events = sorted(profile.events(), key=lambda e: e.time_range.start)
-    return [e.name.removeprefix("dtorch::") for e in events if e.name.startswith("dtorch::")]
-
+pytestmark = MARKS
 
 # ---- Programs -----------------------------------------------------------------------------------
 
@@ -365,14 +340,20 @@ def test_a_training_step_with_a_checkpoint():
     torch.testing.assert_close(x.grad, expected)
 
 
-def test_the_program_of_the_documentation(tmp_path):
+PRINTED = ["3.0 3.0\n", "3.0\n"]
+
+
+@pytest.mark.parametrize("number", range(len(PRINTED)))
+def test_the_programs_of_the_documentation(tmp_path, number):
     text = (ROOT / "docs" / "compile.md").read_text()
+    programs = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(programs) == len(PRINTED)
     program = tmp_path / "program.py"  # Dynamo wants the source in a file
-    program.write_text(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1])
+    program.write_text(programs[number])
     ended = subprocess.run(
         [sys.executable, program], capture_output=True, text=True, timeout=240, cwd=ROOT
     )
-    assert (ended.returncode, ended.stdout) == (0, "3.0 3.0\n"), ended.stderr
+    assert (ended.returncode, ended.stdout) == (0, PRINTED[number]), ended.stderr
 
 
 # ---- An accelerator -----------------------------------------------------------------------------

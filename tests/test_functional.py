@@ -330,43 +330,6 @@ def test_a_module_under_functional_call():
     assert grad(loss)(parameters)["bias"].tolist() == [1, 1]
 
 
-# ---- opcheck ------------------------------------------------------------------------------------
-
-EVERY_PART = (
-    "test_schema",
-    "test_autograd_registration",
-    "test_faketensor",
-    "test_aot_dispatch_static",
-    "test_aot_dispatch_dynamic",
-)
-
-SOURCES = {
-    "plain": lambda: torch.randn(2, 3),
-    "transposed": lambda: torch.randn(2, 3).t(),
-    "requires grad": lambda: torch.randn(2, 3, requires_grad=True),
-    "conjugate": lambda: torch.randn(2, 3, dtype=torch.complex64).conj(),
-    "integers": lambda: torch.arange(3),
-    "scalar": lambda: torch.tensor(1.5),
-    "empty": lambda: torch.randn(0, 5),
-    "expanded": lambda: torch.randn(1, 3).expand(4, 3),
-    "channels last": lambda: torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
-}
-
-
-@pytest.mark.parametrize("device", [None, CPU, META], ids=str)
-@pytest.mark.parametrize("source", SOURCES)
-def test_opcheck(source, device):
-    parts = EVERY_PART
-    if source == "requires grad" and device == META:
-        parts = parts[
-            :3
-        ]  # a gradient that comes back from meta has no data, as that of t.to("meta")
-    t = SOURCES[source]()
-    torch.library.opcheck(ops.get_start.default, (t,), {"device": device}, test_utils=EVERY_PART)
-    handle = ops.get_start(t, device=device)
-    torch.library.opcheck(ops.get_wait.default, (handle, t), {"device": device}, test_utils=parts)
-
-
 # ---- An accelerator -----------------------------------------------------------------------------
 
 

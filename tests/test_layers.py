@@ -26,6 +26,7 @@ MODULES = (
     "_library",
     "_C",  # native
     "_ops",
+    "promise",
     "_compile",
     "functional",
     "_asyncio",
@@ -35,7 +36,6 @@ MODULES = (
     "convert",
     "devices",
     "groups",
-    "promise",
     "shared_memory",
     "_fake",
     "_vmap",

@@ -64,6 +64,7 @@ dtorch::get_future(__torch__.torch.classes.dtorch.TensorPromise promise) -> Futu
 dtorch::get_future.void(__torch__.torch.classes.dtorch.VoidPromise promise) -> Future(NoneType)
 dtorch::get_start(Tensor self, *, Device? device=None, bool frozen=False) -> Tensor
 dtorch::get_tensor(Tensor self, __torch__.torch.classes.dtorch.TensorPromise promise) -> ()
+dtorch::get_tensor.copy(Tensor self, __torch__.torch.classes.dtorch.TensorPromise promise, *, bool copy) -> ()
 dtorch::get_tensor_async(Tensor self, *, Device? device=None, bool copy=False) -> Future(Tensor)
 dtorch::get_tensors_async(Tensor[] self, *, Device? device=None, bool copy=False) -> Future(Tensor[])
 dtorch::get_wait(Tensor handle, Tensor source, *, Device? device=None) -> Tensor
@@ -89,6 +90,7 @@ dtorch::get_future
 dtorch::get_future.void
 dtorch::get_start
 dtorch::get_tensor
+dtorch::get_tensor.copy
 dtorch::get_tensor_async
 dtorch::get_tensors_async
 dtorch::get_wait
@@ -1003,51 +1005,7 @@ def test_every_way_of_passing_a_future(make, overload):
     assert op("wait_all")(()) == op("wait_all")(futures=[]) == []
 
 
-# ---- opcheck, compile ---------------------------------------------------------------------------
-
-# test_aot_dispatch_*: "Found <class 'torch.Future'> in output, which is not a known type": a graph
-# cannot hold a future, which is what get_start and get_wait are for.
-OPCHECK_PARTS = ("test_schema", "test_autograd_registration", "test_faketensor")
-
-
-@pytest.mark.parametrize(
-    "kwargs",
-    [{}, {"copy": True}, {"device": torch.device("cpu")}, {"device": torch.device("meta")}],
-    ids=str,
-)
-@pytest.mark.parametrize("requires_grad", [False, True])
-def test_opcheck_get_tensor_async(kwargs, requires_grad):
-    t = torch.ones(2, 3, requires_grad=requires_grad)
-    parts: tuple[str, ...] = OPCHECK_PARTS
-    if requires_grad and kwargs not in ({}, {"device": torch.device("cpu")}):
-        # The copy is made above the operator, where autograd records it: what these two parts see
-        # below is the operator on a copy that is no leaf, or that has no data.
-        parts = ("test_autograd_registration",)
-    torch.library.opcheck(ops.get_tensor_async.default, (t,), kwargs, test_utils=parts)
-
-
-@pytest.mark.parametrize("devices", [(), (None,), ([torch.device("cpu")],)], ids=str)
-def test_opcheck_sync(devices):
-    torch.library.opcheck(ops.sync.default, devices, test_utils=OPCHECK_PARTS)
-
-
-@pytest.mark.parametrize(
-    "op, arguments",
-    [
-        (ops.get_tensor.default, lambda: (torch.ones(2), dtorch_ops.TensorPromise())),
-        (ops.get_future.default, lambda: (dtorch_ops.TensorPromise(),)),
-        (ops.get_future.void, lambda: (dtorch_ops.VoidPromise(),)),
-        (ops.sync.promise, lambda: (dtorch_ops.VoidPromise(),)),
-        (ops.sync.devices_promise, lambda: (None, dtorch_ops.VoidPromise())),
-    ],
-    ids=str,
-)
-def test_opcheck_operators_on_promises(op, arguments):
-    """test_schema asks every script object for its length, which a promise has not.
-
-    test_faketensor calls the operator twice with the same arguments, and a promise takes one value.
-    """
-    torch.library.opcheck(op, arguments(), test_utils="test_autograd_registration")
+# ---- Compile ------------------------------------------------------------------------------------
 
 
 def _compiled_promise(t: Tensor) -> Tensor:
@@ -1075,18 +1033,11 @@ COMPILED: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.fixture
-def _fresh_dynamo():
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 # Dynamo itself looks at this attribute of whatever lives across a graph break.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 # Dynamo says so of every function of a native module that it meets.
 @pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace the builtin")
-@pytest.mark.usefixtures("_fresh_dynamo")
+@pytest.mark.usefixtures("fresh_dynamo")
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiling_around_a_call_gives_the_right_result(name):
     """The graph breaks at the operator, or before it."""

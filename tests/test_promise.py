@@ -742,6 +742,40 @@ def test_the_operator_fulfils_a_promise_for_a_thread_that_waits() -> None:
         ops.get_tensor(value, promise)
 
 
+@pytest.mark.parametrize("copy, expected", [(True, 1.0), (False, 5.0)])
+def test_the_operator_takes_a_snapshot(copy: bool, expected: float) -> None:
+    promise, future = pending()
+    value = torch.ones(2)
+    ops.get_tensor(value, promise, copy=copy)
+    value.fill_(5)
+    assert future.get().tolist() == [expected] * 2
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_a_snapshot_for_another_process_is_the_copy_that_is_made_anyway(copy: bool) -> None:
+    promise, future = pending()
+    [outcome] = fresh.run(
+        f"""
+        promise = dtorch_ops.TensorPromise.from_token({promise.token()!r})
+        value = torch.ones(1000)
+        with torch.profiler.profile() as profile:
+            torch.ops.dtorch.get_tensor(value, promise, copy={copy})
+        value.fill_(5)
+        assert "aten::clone" not in [event.name for event in profile.events()]
+        """
+    )
+    assert outcome.exit_code == 0, outcome.stderr  # where the profiler says that it runs
+    assert future.get().tolist() == [1] * 1000
+
+
+def test_a_snapshot_is_differentiable() -> None:
+    promise, future = pending()
+    x = torch.ones(2, requires_grad=True)
+    ops.get_tensor(x * 2, promise, copy=True)
+    future.get().sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [2, 2]
+
+
 def test_the_future_from_the_operator_is_that_of_the_promise() -> None:
     promise, future = pending()
     bare = ops.get_future(promise)

@@ -91,6 +91,15 @@ void GetTensorKernel(const at::Tensor& self, const c10::IValue& promise) {
   PromiseArgument<TensorPromiseState>(promise, "get_tensor")->Set(self);
 }
 
+void GetTensorCopyKernel(const at::Tensor& self, const c10::IValue& promise, bool copy) {
+  CheckSource(self, "get_tensor");
+  const auto state = PromiseArgument<TensorPromiseState>(promise, "get_tensor");
+  // On its way to another process a value on the CPU is copied anyway, before this returns.
+  const bool is_copied = self.is_cpu() && state->LeavesProcess();
+  if (!copy || is_copied) return state->Set(self);
+  state->Set(self.clone());
+}
+
 FuturePtr GetFutureKernel(const c10::IValue& promise) {
   return PromiseArgument<PromiseState>(promise, "get_future")->future();
 }

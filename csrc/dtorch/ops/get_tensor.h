@@ -53,6 +53,10 @@ void RefuseTransformKernel(const c10::OperatorHandle& op, torch::jit::Stack* sta
 /// Fulfils `promise` with the value of `self`, once computed.
 void GetTensorKernel(const at::Tensor& self, const c10::IValue& promise);
 
+/// The same; `copy` makes it a snapshot, recorded by autograd. Graphs want that, whose compiler may
+/// give the memory of `self` to something else after the call.
+void GetTensorCopyKernel(const at::Tensor& self, const c10::IValue& promise, bool copy);
+
 /// Of either class, whichever overload was chosen.
 FuturePtr GetFutureKernel(const c10::IValue& promise);
 

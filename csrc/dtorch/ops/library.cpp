@@ -14,6 +14,8 @@
 #include <torch/library.h>
 
 #include <stdexcept>
+#include <string>
+#include <tuple>
 
 namespace dtorch {
 namespace {
@@ -38,6 +40,10 @@ torch::class_<State> DefinePromise(torch::Library& m, const char* name) {
            })
       .def("cancel", [](const Self& self) { return self->Cancel(); })
       .def("token", [](const Self& self) { return self->Token(); })
+      .def("__obj_flatten__",
+           [](const Self&) {
+             return std::make_tuple(std::make_tuple(std::string("promise"), true));
+           })
       .def_pickle([](const Self& self) { return self->Token(); },
                   [](const std::string& token) { return State::FromToken(token); });
 }
@@ -57,6 +63,7 @@ TORCH_LIBRARY(dtorch, m) {
   m.def(Schema(schemas::kGetTensorAsync));
   m.def(Schema(schemas::kGetTensorsAsync));
   m.def(Schema(schemas::kGetTensor));
+  m.def(Schema(schemas::kGetTensorCopy));
   m.def(Schema(schemas::kGetStart));
   m.def(Schema(schemas::kGetWait));
   m.def(Schema(schemas::kGetFuture));
@@ -71,6 +78,7 @@ TORCH_LIBRARY_IMPL(dtorch, CompositeExplicitAutograd, m) {
   m.impl("get_tensor_async", Boxed<&GetTensorAsyncKernel>());
   m.impl("get_tensors_async", Boxed<&GetTensorsAsyncKernel>());
   m.impl("get_tensor", Boxed<&GetTensorKernel>());
+  m.impl("get_tensor.copy", Boxed<&GetTensorCopyKernel>());
   m.impl("get_start", &GetStartKernel);
   m.impl("get_wait", &GetWaitKernel);
   m.impl("get_future", Boxed<&GetFutureKernel>());
@@ -88,6 +96,7 @@ TORCH_LIBRARY_IMPL(dtorch, Autograd, m) {
   m.impl("get_tensors_async",
          torch::CppFunction::makeFromBoxedFunction<&GetTensorsAsyncAutogradKernel>());
   m.impl("get_tensor", torch::CppFunction::makeFallthrough());
+  m.impl("get_tensor.copy", torch::CppFunction::makeFallthrough());
   m.impl("get_start", torch::CppFunction::makeFallthrough());
   m.impl("get_wait", &GetWaitAutogradKernel);
 }
@@ -97,6 +106,7 @@ TORCH_LIBRARY_IMPL(dtorch, Conjugate, m) {
   m.impl("get_tensor_async", torch::CppFunction::makeFallthrough());
   m.impl("get_tensors_async", torch::CppFunction::makeFallthrough());
   m.impl("get_tensor", torch::CppFunction::makeFallthrough());
+  m.impl("get_tensor.copy", torch::CppFunction::makeFallthrough());
   m.impl("get_start", torch::CppFunction::makeFallthrough());
   m.impl("get_wait", torch::CppFunction::makeFallthrough());
 }
@@ -104,6 +114,7 @@ TORCH_LIBRARY_IMPL(dtorch, Negative, m) {
   m.impl("get_tensor_async", torch::CppFunction::makeFallthrough());
   m.impl("get_tensors_async", torch::CppFunction::makeFallthrough());
   m.impl("get_tensor", torch::CppFunction::makeFallthrough());
+  m.impl("get_tensor.copy", torch::CppFunction::makeFallthrough());
   m.impl("get_start", torch::CppFunction::makeFallthrough());
   m.impl("get_wait", torch::CppFunction::makeFallthrough());
 }
@@ -111,6 +122,7 @@ TORCH_LIBRARY_IMPL(dtorch, ZeroTensor, m) {
   m.impl("get_tensor_async", torch::CppFunction::makeFallthrough());
   m.impl("get_tensors_async", torch::CppFunction::makeFallthrough());
   m.impl("get_tensor", torch::CppFunction::makeFallthrough());
+  m.impl("get_tensor.copy", torch::CppFunction::makeFallthrough());
 }
 
 // A transform of torch.func would not see the tensor inside of the future: a wrong gradient.
@@ -118,12 +130,14 @@ TORCH_LIBRARY_IMPL(dtorch, FuncTorchDynamicLayerFrontMode, m) {
   m.impl("get_tensor_async", torch::CppFunction::makeFromBoxedFunction<&RefuseTransformKernel>());
   m.impl("get_tensors_async", torch::CppFunction::makeFromBoxedFunction<&RefuseTransformKernel>());
   m.impl("get_tensor", torch::CppFunction::makeFromBoxedFunction<&RefuseTransformKernel>());
+  m.impl("get_tensor.copy", torch::CppFunction::makeFromBoxedFunction<&RefuseTransformKernel>());
 }
 
 TORCH_LIBRARY_IMPL(dtorch, PythonTLSSnapshot, m) {
   m.impl("get_tensor_async", torch::CppFunction::makeFromBoxedFunction<&CheckSubclassKernel>());
   m.impl("get_tensors_async", torch::CppFunction::makeFromBoxedFunction<&CheckSubclassKernel>());
   m.impl("get_tensor", torch::CppFunction::makeFromBoxedFunction<&CheckSubclassKernel>());
+  m.impl("get_tensor.copy", torch::CppFunction::makeFromBoxedFunction<&CheckSubclassKernel>());
   m.impl("get_start", torch::CppFunction::makeFromBoxedFunction<&CheckSubclassKernel>());
   m.impl("get_wait", torch::CppFunction::makeFromBoxedFunction<&CheckSubclassKernel>());
 }

@@ -16,6 +16,8 @@ inline constexpr char kGetTensorsAsync[] =
     "Future(Tensor[])";
 inline constexpr char kGetTensor[] =
     "get_tensor(Tensor self, " DTORCH_TENSOR_PROMISE " promise) -> ()";
+inline constexpr char kGetTensorCopy[] =
+    "get_tensor.copy(Tensor self, " DTORCH_TENSOR_PROMISE " promise, *, bool copy) -> ()";
 
 // The same for graphs, which cannot hold a future. The handle is a tensor of one byte that owns the
 // fetch; `source` and `device` are those of the start.

@@ -152,8 +152,9 @@ void TraceCollect(const char* op, const std::vector<FuturePtr>& members, const F
 }
 
 TORCH_LIBRARY_IMPL(dtorch, Tracer, m) {
-  for (const char* name : {"get_tensor_async", "get_tensors_async", "get_tensor", "get_future",
-                           "get_future.void", "sync", "sync.promise", "sync.devices_promise"}) {
+  for (const char* name :
+       {"get_tensor_async", "get_tensors_async", "get_tensor", "get_tensor.copy", "get_future",
+        "get_future.void", "sync", "sync.promise", "sync.devices_promise"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&TraceKernel>());
   }
 }
