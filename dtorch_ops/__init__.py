@@ -12,6 +12,7 @@ from . import _fake as _fake
 from . import _torchscript as _torchscript
 from . import _vmap as _vmap
 from . import functional as functional
+from . import profiler as profiler
 from ._library import cmake_prefix_path
 from .convert import to_torch, to_torch_async
 from .devices import sync, sync_future

@@ -37,6 +37,7 @@ MODULES = (
     "devices",
     "groups",
     "shared_memory",
+    "profiler",
     "_fake",
     "_vmap",
     "_torchscript",

@@ -2,6 +2,7 @@
 
 #include "dtorch/base/fork.h"
 #include "dtorch/future/complete.h"
+#include "dtorch/future/span.h"
 #include "dtorch/sys/thread.h"
 
 #include <atomic>
@@ -28,15 +29,17 @@ class StreamQueue : public std::enable_shared_from_this<StreamQueue> {
   explicit StreamQueue(c10::DeviceType type) : type_(type) {}
 
   void Push(std::vector<Event> events, std::unique_ptr<Completion> completion) {
+    const Flow flow = Span("dtorch::fetch").flow();
     std::lock_guard<std::mutex> lock(mutex_);
     if (!serving_) NeedThread();  // first: without a thread nothing is left behind
-    items_.push_back({std::move(events), std::move(completion)});
+    items_.push_back({std::move(events), std::move(completion), flow});
   }
 
  private:
   struct Item {
     std::vector<Event> events;
     std::unique_ptr<Completion> completion;
+    Flow flow;
   };
 
   // With the lock.
@@ -69,6 +72,7 @@ class StreamQueue : public std::enable_shared_from_this<StreamQueue> {
   void Serve(Item item, std::unique_lock<std::mutex>& lock) {
     std::exception_ptr error;
     try {
+      const Span span("dtorch::wait_device");
       // The last first: one sleep for all.
       for (auto event = item.events.rbegin(); event != item.events.rend(); ++event) {
         event->Synchronize();
@@ -100,6 +104,7 @@ class StreamQueue : public std::enable_shared_from_this<StreamQueue> {
           if (!std::exchange(hands_over, true)) HandOver();
         });
       }
+      const Span span("dtorch::arrive", item.flow);
       item.completion->Complete(std::move(error));
     }
     item.completion.reset();

@@ -3,6 +3,7 @@
 #include "dtorch/device/device.h"
 #include "dtorch/device/places.h"
 #include "dtorch/device/streams.h"
+#include "dtorch/future/span.h"
 
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/grad_mode.h>
@@ -106,6 +107,7 @@ Transfer ToHost(const Sources& sources, const char* op, Snapshot snapshot) {
                    state = at::ThreadLocalState()] {
       const at::ThreadLocalStateGuard as_the_caller(state);
       const c10::StreamGuard guard(side);
+      const Span span("dtorch::copy");
       CopyEach({from, places}, values, /*non_blocking=*/false);
     };
     return {std::move(values), stream, Events(std::move(computed)), {}, std::move(finish)};
@@ -185,6 +187,7 @@ void CheckCanFetch(const at::Tensor& self, std::optional<c10::Device> device, co
 }
 
 Transfer CopyOut(const at::Tensor& given) {
+  const Span span("dtorch::copy");
   const c10::Stream side = UploadStream(given.device());
   const c10::StreamGuard guard(side);
   at::Tensor value = given.clone();
@@ -194,6 +197,7 @@ Transfer CopyOut(const at::Tensor& given) {
 
 Transfer FetchTo(const Sources& sources, c10::Device device, const char* op, Snapshot snapshot) {
   for (const at::Tensor& self : sources.tensors) CheckStrided(self, device, op);
+  const Span span("dtorch::copy");
   if (!device.is_cpu() && !device.has_index()) {
     device = c10::impl::VirtualGuardImpl(device.type()).getDevice();
   }

@@ -5,6 +5,7 @@
 #include "dtorch/base/fork.h"
 #include "dtorch/file/codec.h"
 #include "dtorch/file/service.h"
+#include "dtorch/future/span.h"
 #include "dtorch/promise/error_record.h"
 #include "dtorch/shm/attachments.h"
 
@@ -117,6 +118,7 @@ class Claim final : public Reservation, public RemoteMemory {
   template <typename Writer>
   void Publish(const shm::Attachment::Value& value, const Writer& write) {
     if (published_) ThrowGivenUp();  // the slot may be another promise's by now
+    const Span span("dtorch::shm.write", FlowBetweenProcesses(target_.token().Key()));
     shm::Attachment& attachment = *target_.attachment;
     shm::Attachment::Place place;
     bool cold = false;

@@ -5,6 +5,7 @@
 #include "dtorch/file/codec.h"
 #include "dtorch/future/complete.h"
 #include "dtorch/future/sleeper.h"
+#include "dtorch/future/span.h"
 #include "dtorch/promise/error_record.h"
 #include "dtorch/sys/thread.h"
 
@@ -284,6 +285,8 @@ void Service::Deliver(shm::Mailbox::Event event) {
   bool has_value = false;
   const FuturePtr future = FutureAt(event.place, has_value);
   if (!future) return;  // dropped, or set by the owner, in this moment
+  const shm::Token token{address(), event.place.slot, event.place.generation, has_value};
+  const Span span("dtorch::shm.read", FlowBetweenProcesses(token.Key()));
   // A callback may wait for what was found together with this, or is published from now on: another
   // thread is to look, which may sleep with the bell disarmed.
   if (RunsCallbacks(future)) mailbox_.WakeAnother();

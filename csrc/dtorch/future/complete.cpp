@@ -37,6 +37,7 @@ constexpr int kAbsurdDepth = 256;  // Python ends a recursion at 1,000
 struct Pending {
   int depth = 0;      // of completions inside of each other
   int deferring = 0;  // scopes of DeferCallbacks
+  Flow flow;
   std::deque<std::pair<FuturePtr, std::function<void()>>> deferred;
 };
 thread_local Pending pending;
@@ -45,10 +46,15 @@ template <typename F>
 void CompleteNow(const FuturePtr& future, const F& complete) {
   // Somebody has set the future behind our back, through torch's own class: that stands.
   if (future->completed()) return;
+  const Span span("dtorch::complete");
   struct Depth {
-    Depth() { ++pending.depth; }
-    ~Depth() { --pending.depth; }
-  } depth;
+    explicit Depth(Flow flow) : outer(std::exchange(pending.flow, flow)) { ++pending.depth; }
+    ~Depth() {
+      --pending.depth;
+      pending.flow = outer;
+    }
+    const Flow outer;
+  } depth(span ? Span("dtorch::ready").flow() : Flow());
   std::optional<HostUnlocked> unlocked;
   if (HasCallbacks(future)) unlocked.emplace();
   try {
@@ -85,6 +91,8 @@ void Complete(const FuturePtr& future, Nesting nesting, F complete) {
 }
 
 }  // namespace
+
+Flow CompletingFlow() { return pending.flow; }
 
 void PrepareToBlock() {
   RunDeferredCompletions();

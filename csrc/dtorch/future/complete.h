@@ -1,6 +1,7 @@
 #pragma once
 
 #include "dtorch/base/api.h"
+#include "dtorch/future/span.h"
 #include "dtorch/future/waiter_list.h"
 
 #include <ATen/core/ivalue.h>
@@ -24,6 +25,9 @@ DTORCH_API void CompleteWithValue(const FuturePtr& future, c10::IValue value,
                                   Nesting nesting = Nesting::kAtOnce);
 DTORCH_API void CompleteWithError(const FuturePtr& future, std::exception_ptr error,
                                   Nesting nesting = Nesting::kAtOnce);
+
+/// Of the completion that this thread is in the middle of: what leads to those who waited for it.
+Flow CompletingFlow();
 
 /// Scope in which this thread has something to hand over to others before it blocks in one of our
 /// waits. Called at each of them.

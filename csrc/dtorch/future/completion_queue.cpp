@@ -2,6 +2,7 @@
 
 #include "dtorch/base/host.h"
 #include "dtorch/future/complete.h"
+#include "dtorch/future/span.h"
 
 #include <utility>
 
@@ -54,6 +55,7 @@ std::optional<size_t> CompletionQueue::Pop(Deadline deadline) {
   if (auto index = TryPop()) return index;
   PrepareToBlock();
   HostUnlocked unlocked;
+  const Span span("dtorch::wait");
   struct Sleeping {
     explicit Sleeping(CompletionQueue& queue) : queue(queue) { Add(1); }
     ~Sleeping() { Add(-1); }

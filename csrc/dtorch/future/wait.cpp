@@ -6,6 +6,7 @@
 #include "dtorch/future/completion_queue.h"
 #include "dtorch/future/outcome.h"
 #include "dtorch/future/sleeper.h"
+#include "dtorch/future/span.h"
 
 #include <c10/util/Exception.h>
 
@@ -22,9 +23,11 @@ class ThreadWaiter final : public Waiter {
 
   // The thread may return, and with it this object, as soon as the sleeper is woken.
   std::shared_ptr<Waker> Notify() noexcept override {
+    completed_by = CompletingFlow();
     sleeper.Wake();
     return nullptr;
   }
+  Flow completed_by;
   Sleeper sleeper;
 };
 
@@ -49,12 +52,16 @@ bool WaitUntil(const FuturePtr& future, Deadline deadline) {
   if (future->completed()) return true;
   if (deadline.HasPassed()) return IsComplete(future);
   HostUnlocked unlocked;
+  const Span span("dtorch::wait");
   const std::shared_ptr<Source> source = SourceOf(future);
   const std::unique_ptr<Alarm> alarm = source ? source->Listen() : nullptr;
   ThreadWaiter waiter(alarm.get());
   if (!waiter.LinkTo(future)) return true;
   try {
-    if (waiter.sleeper.Sleep(deadline)) return true;
+    if (waiter.sleeper.Sleep(deadline)) {
+      const Span woken("dtorch::wake", waiter.completed_by);
+      return true;
+    }
   } catch (...) {
     waiter.Unlink();
     throw;

@@ -3,6 +3,7 @@
 #include "dtorch/device/async.h"
 #include "dtorch/device/device.h"
 #include "dtorch/future/complete.h"
+#include "dtorch/future/span.h"
 #include "dtorch/ops/promise_argument.h"
 
 #include <ATen/core/grad_mode.h>
@@ -31,8 +32,10 @@ void CheckSource(const at::Tensor& self, const char* op) {
 }
 
 at::Tensor Fetched(const at::Tensor& self, std::optional<c10::Device> device, bool copy) {
-  if (device && !IsSameDevice(*device, self.device())) return self.to(*device);
-  return copy ? self.clone() : self;
+  const bool moves = device && !IsSameDevice(*device, self.device());
+  if (!moves && !copy) return self;
+  const Span span("dtorch::copy");
+  return moves ? self.to(*device) : self.clone();
 }
 
 FuturePtr Fetch(const at::Tensor& self, std::optional<c10::Device> device, bool copy,

@@ -4,6 +4,7 @@
 #include "dtorch/base/fork.h"
 #include "dtorch/base/host.h"
 #include "dtorch/future/complete.h"
+#include "dtorch/future/span.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/jit_type.h>
@@ -15,6 +16,8 @@
 
 namespace dtorch {
 namespace {
+
+constexpr char kSetValue[] = "dtorch::promise.set_value";
 
 // The end of a promise that has left, or may have left, its process. Only of promises.
 std::shared_ptr<OwnerEnd> EndOf(const FuturePtr& future) {
@@ -188,6 +191,7 @@ void PromiseState::SetValue(c10::IValue value) {
 }
 
 void PromiseState::SetError(std::exception_ptr error) {
+  const Span span("dtorch::promise.set_exception");
   if (ProducerEnd* end = producer()) {
     HostUnlocked unlocked;
     end->SetError(error);
@@ -231,6 +235,7 @@ void TensorPromiseState::Set(at::Tensor value) {
   TORCH_CHECK_VALUE(value.defined(),
                     "promise: expected a tensor, got an undefined one; use set_exception to say "
                     "that there is no value");
+  const Span span(kSetValue);
   const auto wanted = wanted_device();
   const bool moves = wanted && wanted->type() != value.device().type();
   if ((moves || MayBeQueued(value)) && GetAcceleratorValues().fulfil) {
@@ -253,6 +258,9 @@ c10::intrusive_ptr<VoidPromiseState> VoidPromiseState::FromToken(const std::stri
   return FromTokenImpl<VoidPromiseState>(token, /*has_value=*/false);
 }
 
-void VoidPromiseState::Set() { SetValue(c10::IValue()); }
+void VoidPromiseState::Set() {
+  const Span span(kSetValue);
+  SetValue(c10::IValue());
+}
 
 }  // namespace dtorch

@@ -51,6 +51,13 @@ std::string Token::ToText() const {
   return text;
 }
 
+uint64_t Token::Key() const {
+  uint64_t key = 0;
+  std::memcpy(&key, mailbox.nonce.data(), sizeof key);
+  key ^= uint64_t{generation} << 32 | slot;
+  return (key * 0x9E3779B97F4A7C15u) >> 16;
+}
+
 Token Token::FromText(std::string_view text) {
   const bool tensor = text.substr(0, kTensorPrefix.size()) == kTensorPrefix;
   bool whole = (tensor || text.substr(0, kVoidPrefix.size()) == kVoidPrefix) &&

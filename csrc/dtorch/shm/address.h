@@ -32,6 +32,8 @@ struct Token {
   DTORCH_API std::string ToText() const;
   /// c10 is not known here: std::invalid_argument, which says what was expected.
   DTORCH_API static Token FromText(std::string_view text);
+  /// A number that is hardly another promise's, the same in every process.
+  uint64_t Key() const;
 };
 
 }  // namespace dtorch::shm
