@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
+
+#: What a plot can be written as.
+FORMATS = (".png", ".pdf", ".svg")
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -43,3 +48,23 @@ def integer(low: int, high: int) -> Callable[[str], int]:
         return value
 
     return parse
+
+
+def writable_plot(text: str) -> Path:
+    """The path, once it is known that it can be written: better now than after the work."""
+    path = Path(text)
+    if path.suffix.lower() not in FORMATS:
+        raise argparse.ArgumentTypeError(
+            f"expected a name that ends in {', '.join(FORMATS)}, got {text!r}"
+        )
+    try:
+        if not path.parent.exists():
+            path.parent.mkdir(parents=True)
+        existed = path.exists()
+        path.open("ab").close()
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise argparse.ArgumentTypeError(f"cannot write {text!r}: {reason}") from None
+    return path

@@ -10,10 +10,9 @@ from typing import NamedTuple
 
 import torch
 
-from .arguments import OneLineParser
+from .arguments import FORMATS, OneLineParser, writable_plot
 
 DEFAULT_OUTPUT = os.path.relpath(Path(__file__).parent.parent / "output" / "loss.png")
-FORMATS = (".png", ".pdf", ".svg")
 
 
 class Options(NamedTuple):
@@ -23,26 +22,6 @@ class Options(NamedTuple):
     output: Path
     seed: int
     device: torch.device
-
-
-def _writable_plot(text: str) -> Path:
-    """The path, once it is known that it can be written: better now than after the training."""
-    path = Path(text)
-    if path.suffix.lower() not in FORMATS:
-        raise argparse.ArgumentTypeError(
-            f"expected a name that ends in {', '.join(FORMATS)}, got {text!r}"
-        )
-    try:
-        if not path.parent.exists():
-            path.parent.mkdir(parents=True)
-        existed = path.exists()
-        path.open("ab").close()
-        if not existed:
-            path.unlink()
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise argparse.ArgumentTypeError(f"cannot write {text!r}: {reason}") from None
-    return path
 
 
 def _default_device() -> str:
@@ -74,7 +53,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     parser.add_integer("--clients", 1, 256, default=32, help="clients that ask at the same time")
     parser.add_argument(
         "--output",
-        type=_writable_plot,
+        type=writable_plot,
         default=DEFAULT_OUTPUT,  # a string, so that it is checked as a given one is
         metavar="FILE",
         help=f"plot of the loss: {', '.join(FORMATS)} (default: output/loss.png beside the script)",
