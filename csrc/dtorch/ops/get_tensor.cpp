@@ -1,7 +1,6 @@
 #include "dtorch/ops/get_tensor.h"
 
 #include "dtorch/device/async.h"
-#include "dtorch/device/device.h"
 #include "dtorch/future/complete.h"
 #include "dtorch/future/span.h"
 #include "dtorch/ops/promise_argument.h"
@@ -17,13 +16,17 @@ constexpr char kGetTensorAsync[] = "get_tensor_async";
 
 }  // namespace
 
-Way WayOf(const at::Tensor& self, std::optional<c10::Device> device) {
-  if (!device || IsSameDevice(*device, self.device())) {
-    return IsAccelerator(self.device()) ? Way::kHere : Way::kAtOnce;
-  }
-  const bool has_data = !self.is_meta() && !device->is_meta();
-  return has_data && (IsAccelerator(*device) || IsAccelerator(self.device())) ? Way::kMoved
-                                                                              : Way::kAtOnce;
+Way WayTo(const at::Tensor& self, c10::Device device) {
+  if (IsSameDevice(device, self.device())) return WayOf(self, std::nullopt);
+  const bool has_data = !self.is_meta() && !device.is_meta();
+  return has_data && (IsAccelerator(device) || IsAccelerator(self.device())) ? Way::kMoved
+                                                                             : Way::kAtOnce;
+}
+
+Transfer Begin(Way way, const Sources& sources, std::optional<c10::Device> device, bool copy,
+               Snapshot snapshot, const char* op) {
+  if (way == Way::kMoved) return FetchTo(sources, *device, op, snapshot);
+  return FetchHere(sources, copy, op);
 }
 
 void CheckSource(const at::Tensor& self, const char* op) {
@@ -42,14 +45,8 @@ FuturePtr Fetch(const at::Tensor& self, std::optional<c10::Device> device, bool 
                 Snapshot snapshot, const char* op) {
   CheckSource(self, op);
   if (device && !IsSameDevice(*device, self.device())) CheckDevice(*device, op);
-  switch (WayOf(self, device)) {
-    case Way::kMoved:
-      return FutureOf(FetchTo(self, *device, op, snapshot));
-    case Way::kHere:
-      return FutureOf(FetchHere(self, copy, op));
-    case Way::kAtOnce:
-      break;
-  }
+  const Way way = WayOf(self, device);
+  if (way != Way::kAtOnce) return FutureOf(Begin(way, self, device, copy, snapshot, op));
   return MakeCompletedFuture(c10::TensorType::get(), Fetched(self, device, copy));
 }
 

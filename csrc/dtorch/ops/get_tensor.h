@@ -1,5 +1,6 @@
 #pragma once
 
+#include "dtorch/device/device.h"
 #include "dtorch/device/transfer.h"
 #include "dtorch/future/waiter_list.h"
 #include "dtorch/promise/promise_state.h"
@@ -20,7 +21,15 @@ enum class Way {
   kHere,    // an accelerator computes it, and it stays there
   kMoved,   // to, from or between accelerators
 };
-Way WayOf(const at::Tensor& self, std::optional<c10::Device> device);
+Way WayTo(const at::Tensor& self, c10::Device device);
+inline Way WayOf(const at::Tensor& self, std::optional<c10::Device> device) {
+  if (device) return WayTo(self, *device);
+  return IsAccelerator(self.device()) ? Way::kHere : Way::kAtOnce;
+}
+
+/// Begins to fetch what an accelerator has or is to have, which all goes the same way.
+Transfer Begin(Way way, const Sources& sources, std::optional<c10::Device> device, bool copy,
+               Snapshot snapshot, const char* op);
 
 /// What can be said against fetching `self` from where it is.
 void CheckSource(const at::Tensor& self, const char* op);

@@ -69,9 +69,8 @@ FuturePtr FetchAll(const Tensors& self, std::optional<c10::Device> device, bool 
   Tensors values(self.size());
   std::vector<TransferPart> parts;
   for (auto& [at, group] : groups) {
-    const Sources sources(group.tensors, group.places);
     Transfer transfer =
-        group.way == Way::kMoved ? FetchTo(sources, *device, kOp) : FetchHere(sources, copy, kOp);
+        Begin(group.way, {group.tensors, group.places}, device, copy, Snapshot::kCheapest, kOp);
     for (size_t i = 0; i < group.places.size(); ++i) values[group.places[i]] = transfer.values[i];
     parts.push_back({std::move(transfer), std::move(group.places)});
   }
