@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import check_python
+from helpers import check_python, run_python
 from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
@@ -151,7 +151,7 @@ def test_a_package_of_aotinductor_makes_every_call(package):
 
 
 def test_a_package_of_aotinductor_in_another_process(model, package):
-    said = check_python(
+    done = run_python(
         """
         model = torch._inductor.aoti_load_package(sys.argv[1])
         print([value.tolist() for value in model(torch.ones(2, 4))])
@@ -160,8 +160,9 @@ def test_a_package_of_aotinductor_in_another_process(model, package):
         prelude="import sys, warnings\nwarnings.simplefilter('ignore')\nimport torch, dtorch_ops\n",
         timeout=120,
     )
+    assert done.returncode == 0, done.stderr  # where a CUDA build of torch speaks of a missing GPU
     values = model(torch.ones(2, 4))
-    for value, expected in zip(eval(said), values, strict=True):
+    for value, expected in zip(eval(done.stdout), values, strict=True):
         torch.testing.assert_close(torch.tensor(value), expected.detach())
 
 
