@@ -64,6 +64,8 @@ def _cases() -> Iterator[tuple[str, Case]]:
             excluded = NO_ELEMENTS if grad and options == {"device": META} else NO_GRAPH
             case = (ops.get_tensor_async.default, lambda m=make: (m(),), options, excluded)
             yield f"{source}, {options}", case
+            several = (ops.get_tensors_async.default, lambda m=make: ([m(), m()],), options)
+            yield f"{source}, {options}", (*several, excluded)
         for options in ({}, {"device": CPU}, {"device": META}, {"frozen": True}):
             yield (
                 f"{source}, {options}",
