@@ -9,6 +9,7 @@ from . import _library as _library  # first: checks torch, loads the operators
 from . import _build_info
 from . import _compile as _compile
 from . import _fake as _fake
+from . import _logging as _logging
 from . import _torchscript as _torchscript
 from . import _vmap as _vmap
 from . import functional as functional
@@ -25,6 +26,7 @@ from .errors import (
 )
 from .future import Future, TensorFuture, TreeFuture, VoidFuture
 from .groups import as_completed, collect_all, collect_any, wait_all
+from .pending import report_pending
 from .promise import TensorPromise, VoidPromise
 from .shared_memory import set_cache_limit, stats, trim
 
@@ -46,6 +48,7 @@ __all__ = [
     "cmake_prefix_path",
     "collect_all",
     "collect_any",
+    "report_pending",
     "set_cache_limit",
     "stats",
     "sync",

@@ -38,6 +38,8 @@ MODULES = (
     "groups",
     "shared_memory",
     "profiler",
+    "_logging",
+    "pending",
     "_fake",
     "_vmap",
     "_torchscript",

@@ -68,11 +68,23 @@ PyTypeObject* wrapper_type = nullptr;
 py::detail::type_info* wrapper_info = nullptr;
 PyTypeObject* handle_types[4] = {};  // by HandleKind
 PyObject* before_blocking = nullptr;
+PyObject* pending_watcher = nullptr;  // None, but for report_pending()
+
+// Tells who asked for it that a handle was made on a pending future; whatever that raises.
+void TellWatcher(PyObject* self, const FuturePtr& future) {
+  if (!pending_watcher || future->completed()) return;
+  const auto address = py::reinterpret_steal<py::object>(PyLong_FromVoidPtr(future.get()));
+  const auto watcher = py::reinterpret_borrow<py::object>(pending_watcher);
+  const auto done = py::reinterpret_steal<py::object>(
+      PyObject_CallFunctionObjArgs(watcher.ptr(), self, address.ptr(), nullptr));
+  if (!done) PyErr_WriteUnraisable(watcher.ptr());
+}
 
 py::object WrapHandle(PyTypeObject* type, const std::shared_ptr<Handle>& handle) {
   auto self = py::reinterpret_steal<py::object>(py::detail::make_new_instance(type));
   const std::shared_ptr<Wrapper> holder = handle;
   SetNativeValue<Wrapper>(self.ptr(), wrapper_info, holder.get(), &holder);
+  TellWatcher(self.ptr(), handle->fut);
   return self;
 }
 
@@ -142,6 +154,7 @@ PyObject* Init(PyObject* self, PyObject* source) {
     const std::shared_ptr<Wrapper> holder = std::make_shared<Handle>(
         wrapper.fut, wrapper.unwrap_func, handle ? handle->shape.get() : nullptr);
     SetNativeValue<Wrapper>(self, wrapper_info, holder.get(), &holder);
+    TellWatcher(self, holder->fut);
     return Py_NewRef(Py_None);
   });
 }
@@ -389,6 +402,11 @@ void BindFuture(py::module_& m) {
   m.attr("FutureBase") = handle_base;
 
   SetDropFunction(DropInThisThread);
+  m.def("set_pending_watcher", [](const py::object& watcher) {
+    PyObject* before =
+        std::exchange(pending_watcher, watcher.is_none() ? nullptr : watcher.inc_ref().ptr());
+    Py_XDECREF(before);
+  });
   m.def(
       "register_futures",
       [](py::type future, py::type tensor_future, py::type void_future, py::type tree_future,

@@ -11,6 +11,7 @@
 #include "python/future.h"
 #include "python/gil.h"
 #include "python/groups.h"
+#include "python/logging.h"
 #include "python/operators.h"
 #include "python/promise.h"
 #include "python/shared_memory.h"
@@ -73,6 +74,7 @@ PYBIND11_MODULE(_C, m) {
   BindErrors(m);
   BindFuture(m);
   BindGroups(m);
+  BindLogging(m);
   BindOperators(m);
   BindPromise(m);
   BindSharedMemory(m);

@@ -1,5 +1,6 @@
 // Tensors of accelerators in promises: what promise/reservation.h leaves to this layer.
 
+#include "dtorch/base/log.h"
 #include "dtorch/device/async.h"
 #include "dtorch/device/device.h"
 #include "dtorch/device/sharing.h"
@@ -40,6 +41,7 @@ bool TryStartSharing(const at::Tensor& value, std::unique_ptr<Reservation>& rese
     return true;
   } catch (const std::exception&) {
     if (!reservation) throw;
+    Log(LogLevel::kInfo, "device", "no memory for a snapshot to share: through the host");
     return false;
   }
 }

@@ -1,6 +1,7 @@
 #include "dtorch/device/sharing.h"
 
 #include "dtorch/base/fork.h"
+#include "dtorch/base/log.h"
 #include "dtorch/device/async.h"
 #include "dtorch/device/device.h"
 #include "dtorch/device/leaving.h"
@@ -223,7 +224,10 @@ class SnapshotCompletion final : public Completion {
   void Complete(std::exception_ptr error) noexcept override {
     try {
       if (error) std::rethrow_exception(error);
-      if (!CopyThere()) ThroughHost();
+      if (!CopyThere()) {
+        Log(LogLevel::kInfo, "device", "no memory of the device to share: through the host");
+        ThroughHost();
+      }
     } catch (...) {
       if (sending_) sending_->Fail(std::current_exception());
     }

@@ -1,6 +1,7 @@
 #include "dtorch/device/stream_watch.h"
 
 #include "dtorch/base/fork.h"
+#include "dtorch/base/log.h"
 #include "dtorch/future/complete.h"
 #include "dtorch/future/span.h"
 #include "dtorch/sys/thread.h"
@@ -18,6 +19,7 @@
 namespace dtorch {
 namespace {
 
+constexpr char kComponent[] = "device";  // of what is logged
 constexpr std::chrono::milliseconds kIdle{1000};
 // A callback that takes longer is taken for one that blocks.
 constexpr std::chrono::milliseconds kPatience{20};
@@ -30,6 +32,7 @@ class StreamQueue : public std::enable_shared_from_this<StreamQueue> {
 
   void Push(std::vector<Event> events, std::unique_ptr<Completion> completion) {
     const Flow flow = Span("dtorch::fetch").flow();
+    Log(LogLevel::kDebug, kComponent, "waiting for an event of ", type_);
     std::lock_guard<std::mutex> lock(mutex_);
     if (!serving_) NeedThread();  // first: without a thread nothing is left behind
     items_.push_back({std::move(events), std::move(completion), flow});
@@ -80,6 +83,8 @@ class StreamQueue : public std::enable_shared_from_this<StreamQueue> {
     } catch (...) {
       error = std::current_exception();
     }
+    Log(error ? LogLevel::kError : LogLevel::kDebug, kComponent, "an event of ", type_,
+        error ? " has failed" : " is reached");
     // What the device says while it is taken down is nobody's business any more.
     if (exiting) SleepForEver();
     bool hands_over = item.completion->RunsCallbacks();

@@ -1,5 +1,6 @@
 #include "dtorch/device/transfer.h"
 
+#include "dtorch/base/log.h"
 #include "dtorch/device/device.h"
 #include "dtorch/device/places.h"
 #include "dtorch/device/streams.h"
@@ -27,6 +28,7 @@ at::Tensor HostLike(const at::Tensor& self) {
   try {
     return at::empty_like(self, options.pinned_memory(true), at::MemoryFormat::Preserve);
   } catch (const c10::Error&) {
+    Log(LogLevel::kInfo, "device", "no pinned memory: the copy blocks a thread of ours");
     return at::empty_like(self, options.pinned_memory(false), at::MemoryFormat::Preserve);
   }
 }

@@ -3,6 +3,7 @@
 
 #include "dtorch/base/error.h"
 #include "dtorch/base/fork.h"
+#include "dtorch/base/log.h"
 #include "dtorch/file/codec.h"
 #include "dtorch/file/service.h"
 #include "dtorch/future/span.h"
@@ -139,6 +140,8 @@ class Claim final : public Reservation, public RemoteMemory {
       throw;
     }
     published_ = true;
+    Log(LogLevel::kDebug, "file", "a value of ", value.bytes, " bytes is published to process ",
+        attachment.address().owner.pid);
     if (!attachment.Publish(target_.slot, target_.generation)) ThrowGivenUp();
     // The consumer, if there is one, is under way.
     target_.CheckOwner();

@@ -2,6 +2,7 @@
 
 #include "dtorch/base/error.h"
 #include "dtorch/base/fork.h"
+#include "dtorch/base/log.h"
 #include "dtorch/file/codec.h"
 #include "dtorch/future/complete.h"
 #include "dtorch/future/sleeper.h"
@@ -291,6 +292,7 @@ void Service::Deliver(shm::Mailbox::Event event) {
   // thread is to look, which may sleep with the bell disarmed.
   if (RunsCallbacks(future)) mailbox_.WakeAnother();
   if (event.broken) {
+    Log(LogLevel::kInfo, "file", "the last producer has gone, of future ", future.get());
     CompleteWithError(future, std::make_exception_ptr(BrokenPromiseError(
                                   "the last process that could fulfil the promise has ended, or "
                                   "has dropped it, without a "

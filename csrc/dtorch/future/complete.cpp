@@ -1,6 +1,7 @@
 #include "dtorch/future/complete.h"
 
 #include "dtorch/base/host.h"
+#include "dtorch/base/log.h"
 #include "dtorch/future/outcome.h"
 
 #include <deque>
@@ -47,6 +48,7 @@ void CompleteNow(const FuturePtr& future, const F& complete) {
   // Somebody has set the future behind our back, through torch's own class: that stands.
   if (future->completed()) return;
   const Span span("dtorch::complete");
+  Log(LogLevel::kDebug, "future", future.get(), " is completed");
   struct Depth {
     explicit Depth(Flow flow) : outer(std::exchange(pending.flow, flow)) { ++pending.depth; }
     ~Depth() {

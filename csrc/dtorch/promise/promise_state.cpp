@@ -3,6 +3,7 @@
 #include "dtorch/base/error.h"
 #include "dtorch/base/fork.h"
 #include "dtorch/base/host.h"
+#include "dtorch/base/log.h"
 #include "dtorch/future/complete.h"
 #include "dtorch/future/span.h"
 
@@ -17,6 +18,7 @@
 namespace dtorch {
 namespace {
 
+constexpr char kComponent[] = "promise";  // of what is logged
 constexpr char kSetValue[] = "dtorch::promise.set_value";
 
 // The end of a promise that has left, or may have left, its process. Only of promises.
@@ -49,6 +51,7 @@ PromiseState::PromiseState(c10::TypePtr value_type, PromiseMode mode)
       mode_(mode),
       of_token_(false) {
   PrepareForWaiters(future_, mode == PromiseMode::kMemory ? Origin::kPromised : Origin::kPromise);
+  Log(LogLevel::kDebug, kComponent, "made, of future ", future_.get());
 }
 
 PromiseState::PromiseState(Backend::Imported imported)
@@ -58,6 +61,7 @@ PromiseState::PromiseState(Backend::Imported imported)
       mode_(PromiseMode::kFile),
       of_token_(true) {
   if (imported.owner_end) imported.owner_end->Hold();
+  Log(LogLevel::kDebug, kComponent, "made of a token");
 }
 
 PromiseState::~PromiseState() {
@@ -71,6 +75,7 @@ PromiseState::~PromiseState() {
     return;
   }
   if (!of_token_ && TryLeavePending(Status::kSatisfied)) {
+    Log(LogLevel::kInfo, kComponent, "dropped without a value, of future ", future_.get());
     CompleteWithError(future_, std::make_exception_ptr(BrokenPromiseError(
                                    "the promise was dropped by its last holder without a value: "
                                    "set_value or set_exception must be called before that")));
@@ -158,6 +163,8 @@ std::string PromiseState::Token() {
     if (end && status_.load() != Status::kPending) end->Retract(OwnerEnd::Purpose::kFulfil);
   }
   if (!end || !is_pending()) ThrowSatisfied();
+  Log(LogLevel::kDebug, kComponent, "may be fulfilled by other processes, of future ",
+      future_.get());
   return end->Token();
 }
 
@@ -187,6 +194,7 @@ void PromiseState::SetValue(c10::IValue value) {
     return;
   }
   if (!TryClaim(Status::kSatisfied)) ThrowSatisfied();
+  Log(LogLevel::kDebug, kComponent, "set, of future ", future_.get());
   CompleteWithValue(future_, std::move(value));
 }
 
@@ -198,6 +206,7 @@ void PromiseState::SetError(std::exception_ptr error) {
     return;
   }
   if (!TryClaim(Status::kSatisfied)) ThrowSatisfied();
+  Log(LogLevel::kDebug, kComponent, "set to an error, of future ", future_.get());
   CompleteWithError(future_, std::move(error));
 }
 
@@ -219,6 +228,7 @@ void PromiseState::CheckValue(const at::Tensor& value) const {
 bool PromiseState::Cancel() {
   future();  // throws where it is not
   if (!TryClaim(Status::kCancelled)) return false;
+  Log(LogLevel::kInfo, kComponent, "cancelled, of future ", future_.get());
   CompleteWithError(
       future_, std::make_exception_ptr(CancelledError("the promise was cancelled by its owner")));
   return true;

@@ -1,6 +1,7 @@
 #include "dtorch/shm/attachments.h"
 
 #include "dtorch/base/fork.h"
+#include "dtorch/base/log.h"
 #include "dtorch/base/test_point.h"
 #include "dtorch/sys/fd.h"
 #include "dtorch/sys/thread.h"
@@ -138,6 +139,7 @@ std::shared_ptr<Attachment> AttachTo(const Address& address) {
     if (each->address() == address) return each;
   }
   auto attachment = std::make_shared<Attachment>(address);
+  Log(LogLevel::kInfo, "file", "attached to process ", address.owner.pid);
   table.attachments.push_back(attachment);
   table.Watch(*attachment);
   return attachment;

@@ -1,6 +1,7 @@
 #include "dtorch/shm/mailbox.h"
 
 #include "dtorch/base/fork.h"
+#include "dtorch/base/log.h"
 #include "dtorch/base/test_point.h"
 #include "dtorch/sys/futex.h"
 
@@ -555,6 +556,7 @@ bool Mailbox::Watch(uint32_t index) {
   if (word == kFreeLane) return false;
   const auto producer = ProcessId::FromWord(word);
   lanes_[index] = std::make_shared<ConsumerLane>(memory_.get(), meta_, index, producer);
+  Log(LogLevel::kInfo, "file", "process ", producer.pid, " is attached");
   TryWatchProcess(index);
   return true;
 }
@@ -601,6 +603,7 @@ bool Mailbox::IsInFork(uint32_t index) {
 
 void Mailbox::OnDeath(uint32_t lane, std::vector<Event>& events) {
   DTORCH_TEST_POINT("death seen");
+  Log(LogLevel::kInfo, "file", "process ", lanes_[lane]->producer().pid, " has ended");
   const uint32_t dropping = meta_.lane(lane).dropping.load();
   for (uint32_t index = 0; index < locals_.size(); ++index) {
     if (!locals_[index].outstanding) continue;
