@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import importlib.abc
 import importlib.util
-import operator
 import sys
 import types
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
+from operator import getitem
 from typing import Any, TypeVar
 
 import torch
@@ -402,7 +402,7 @@ def _freeze_sources(graph: torch.fx.Graph) -> None:
     for node in graph.nodes:
         if _arguments_of(node, _ops.get_start):
             starts[node] = node
-        elif node.target is operator.getitem and node.args[0] in starts:
+        elif node.target is getitem and node.args[0] in starts:
             starts[node] = starts[node.args[0]]
         elif arguments := _arguments_of(node, _ops.get_wait):
             start = starts.get(arguments[0])
