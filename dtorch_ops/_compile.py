@@ -56,7 +56,7 @@ def _keep_effects() -> None:
 class _FakePromise:
     """A promise while a graph is traced: nothing is known of it but its class."""
 
-    promise = True
+    promise = True  # what __obj_flatten__ of a real one says
 
     @classmethod
     def __obj_unflatten__(cls, contents: object) -> _FakePromise:

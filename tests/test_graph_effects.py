@@ -8,10 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fake_accelerator as fake
 import pytest
 import torch
 from graphs import MARKS, backends, operators
 from helpers import check_python, run_python
+from on_accelerator import on_fake
 from torch import Tensor
 
 import dtorch_ops
@@ -272,6 +274,7 @@ def test_a_compiled_function_keeps_no_promise(backend, kind):
         del promise, void
     gc.collect()
     for future in futures:
+        assert future.done()
         with pytest.raises(dtorch_ops.BrokenPromiseError):
             future.wait()
 
@@ -412,6 +415,35 @@ def test_a_compiled_worker_in_another_process(backend):
         assert torch.equal(promise.get_future().get(), torch.eye(50) * i * i)
 
 
+# ---- An accelerator -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@on_fake("its tasks are held", timeout=120)
+def test_a_graph_goes_on_while_its_device_computes_the_value(backend):
+    """The value is that in the order of the stream, and the promise is nobody else's."""
+
+    def program(x, promise, void):
+        h = x * 2
+        torch.ops.dtorch.get_tensor(h, promise, copy=True)
+        torch.ops.dtorch.sync([torch.device("fake:0")], void)
+        return h.mul_(0)
+
+    run = torch.compile(program, backend=backend, fullgraph=True)
+    x = torch.ones(4, device="fake:0")
+    run(x, dtorch_ops.TensorPromise(), dtorch_ops.VoidPromise())
+    fake.drain("fake:0")
+    promise, void = dtorch_ops.TensorPromise(), dtorch_ops.VoidPromise()
+    future, done = promise.get_future(), void.get_future()
+    with fake.held("fake:0"):
+        result = run(x, promise, void)
+        assert not future.is_ready() and not done.is_ready()
+        assert not promise.is_pending() and not void.is_pending()
+    done.wait(30000)
+    assert future.wait(30000).cpu().tolist() == [2] * 4
+    assert result.cpu().tolist() == [0] * 4
+
+
 # ---- torch.export -------------------------------------------------------------------------------
 
 strict_and_not = pytest.mark.parametrize("strict", [True, False], ids=["strict", "not strict"])
@@ -435,6 +467,7 @@ def exported(strict: bool) -> torch.export.ExportedProgram:
     del promises
     gc.collect()
     for future in futures:
+        assert future.done()
         with pytest.raises(dtorch_ops.BrokenPromiseError):
             future.wait()
     return program
@@ -488,7 +521,7 @@ def test_a_saved_program_in_another_process(tmp_path):
 
 
 def test_an_exported_program_with_a_promise_as_an_attribute():
-    """It is good for one call."""
+    """It is good for one call, of the program or of what it is decomposed into."""
     module = Reporting()
     program = torch.export.export(module, (torch.ones(2),), strict=False)
     for decomposed in (False, True):

@@ -40,6 +40,7 @@ torch::class_<State> DefinePromise(torch::Library& m, const char* name) {
            })
       .def("cancel", [](const Self& self) { return self->Cancel(); })
       .def("token", [](const Self& self) { return self->Token(); })
+      // torch.compile takes an object that has this as an input of a graph.
       .def("__obj_flatten__",
            [](const Self&) {
              return std::make_tuple(std::make_tuple(std::string("promise"), true));
