@@ -97,14 +97,16 @@ def _stop() -> None:
     _reader.follow(_OFF)
 
 
+def _stop_at_exit() -> None:
+    # Unlike those of atexit these are called in processes that multiprocessing has started, too;
+    # and in one process only, so that each needs its own.
+    util.Finalize(None, _stop, exitpriority=0)
+
+
 def _after_fork() -> None:
     _reader.forget()
     _reader.follow(_logger.level)
-
-
-def _stop_at_exit() -> None:
-    # Unlike those of atexit these are called in processes that multiprocessing has started, too.
-    util.Finalize(None, _stop, exitpriority=0)
+    _stop_at_exit()
 
 
 def _read_environment() -> None:

@@ -276,7 +276,7 @@ if pid:
 
 
 def test_a_forked_child_logs_as_its_parent_does():
-    for outcome in fresh.run(FORKS, runs=4):
+    for outcome in fresh.run(FORKS, runs=20):
         assert (outcome.exit_code, outcome.stderr) == (0, "")
         assert outcome.stdout.count("cancelled, of future") == 2
 

@@ -607,9 +607,8 @@ future.get(3)  # error: call-arg
 future.wait("soon")  # error: arg-type
 promise.set_value(3)  # error: arg-type
 void.set_value(t)  # error: call-arg
-dtorch_ops.to_torch_async([1])  # error: arg-type
-dtorch_ops.to_torch_async(t, devise="cpu")  # error: call-arg
-dtorch_ops.to_torch(t, "cpu")  # error: call-arg
+dtorch_ops.to_torch_async([t], "cpu")  # error: call-overload
+dtorch_ops.to_torch(t, "cpu")  # error: call-overload
 dtorch_ops.wait_all([t])  # error: arg-type
 """  # noqa: E501
 
