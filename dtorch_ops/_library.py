@@ -42,7 +42,7 @@ def _check_environment() -> None:
             f"dtorch_ops was built for torch {built_for}, but torch {found} is installed, and "
             "futures are not part of torch's stable ABI. Install torch "
             f"{_minor(built_for)}.*, or build dtorch_ops again with this torch: "
-            "pip install --no-build-isolation --force-reinstall --no-deps dtorch_ops"
+            "in its checkout, pip install --no-build-isolation --force-reinstall --no-deps ."
         )
 
 

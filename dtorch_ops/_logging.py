@@ -85,8 +85,15 @@ class _Followed(logging.Logger):
     """A logger that says so when its level changes: the native side cannot ask."""
 
     def setLevel(self, level: Any) -> None:
+        before = self.level
         super().setLevel(level)
-        _reader.follow(self.level)
+        wanted = self.level
+        if not logging.NOTSET < wanted < _OFF:
+            super().setLevel(before)  # for what is still queued, which this waits for
+            _reader.follow(wanted)
+            super().setLevel(wanted)
+        else:
+            _reader.follow(wanted)
 
 
 _reader = _Reader()

@@ -263,6 +263,20 @@ def test_a_program_without_python_says_which_levels_there_are(program):
     )
 
 
+def test_what_was_logged_before_it_was_switched_off_arrives():
+    script = """
+    import logging, sys
+    logging.basicConfig(stream=sys.stdout)
+    logging.getLogger("dtorch_ops").setLevel(logging.INFO)
+    dtorch_ops.TensorPromise().cancel()
+    logging.getLogger("dtorch_ops").setLevel(logging.NOTSET)
+    dtorch_ops.TensorPromise().cancel()
+    """
+    for outcome in fresh.run(script, runs=20):
+        assert (outcome.exit_code, outcome.stderr) == (0, "")
+        assert outcome.stdout.count("cancelled, of future") == 1
+
+
 FORKS = """
 import logging, sys
 logging.getLogger("dtorch_ops").addHandler(logging.StreamHandler(sys.stdout))

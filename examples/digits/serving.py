@@ -68,7 +68,8 @@ class Server:
                 self._answering(images, promises)
         except Exception as error:
             for promise in promises:  # whoever awaits one gets this error, and the server goes on
-                promise.set_exception(error)
+                if promise.is_pending():
+                    promise.set_exception(error)
 
 
 class Answers(NamedTuple):
