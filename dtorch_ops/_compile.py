@@ -72,6 +72,10 @@ def is_fake_promise(promise: object) -> bool:
     return isinstance(promise, FakeScriptObject) and isinstance(promise.wrapped_obj, _FakePromise)
 
 
+def _stand_in_of(kind: type[TensorPromise] | type[VoidPromise]) -> TensorPromise | VoidPromise:
+    return kind(mode="memory")  # a fork does not have to see to it
+
+
 class _TensorStandIn(TensorPromise):
     """A promise of nobody's, for where torch keeps one that a graph was traced with.
 
@@ -82,24 +86,30 @@ class _TensorStandIn(TensorPromise):
     __slots__ = ()
 
     def __reduce__(self) -> Any:
-        return _TensorStandIn, ()
+        return _stand_in_of, (_TensorStandIn,)
 
 
 class _VoidStandIn(VoidPromise):
     __slots__ = ()
 
     def __reduce__(self) -> Any:
-        return _VoidStandIn, ()
+        return _stand_in_of, (_VoidStandIn,)
 
 
 _STAND_INS = {"TensorPromise": _TensorStandIn, "VoidPromise": _VoidStandIn}
 _PREFIX = "__torch__.torch.classes.dtorch."
 
 
+def _is_promise(value: object) -> bool:
+    if is_fake_promise(value):
+        return True
+    return isinstance(value, torch.ScriptObject) and _stand_in(value) is not value
+
+
 def _stand_in(value: torch.ScriptObject) -> torch.ScriptObject:
     """For a promise of ours; anything else is its own."""
     kind = _STAND_INS.get(value._type().qualified_name().removeprefix(_PREFIX))
-    return value if kind is None else kind()
+    return value if kind is None else _stand_in_of(kind)
 
 
 def _is_packaging() -> bool:
@@ -130,7 +140,7 @@ def _keep_no_promise_of_exported(exported_program: Any) -> None:
         inputs = set(signature.user_inputs) - set(signature.lifted_custom_objs)
         # Torch files inputs under constants, and loading a saved program looks for the names.
         self._constants = {
-            name: value if name not in inputs or isinstance(value, torch.Tensor) else torch.empty(0)
+            name: torch.empty(0) if name in inputs and _is_promise(value) else value
             for name, value in self._constants.items()
         }
         self._example_inputs = pytree.tree_map_only(
@@ -208,7 +218,7 @@ def _take_promises() -> None:
     _ops.get_tensor.py_impl(FunctionalTensorMode)(_snapshot)
     for operator in _ops.GET_FUTURE:
         operator.py_impl(FakeTensorMode)(_FakePromise._refuse)
-    torch.serialization.add_safe_globals(list(_STAND_INS.values()))
+    torch.serialization.add_safe_globals([_stand_in_of, *_STAND_INS.values()])
     _keep_no_promise_of_compiled()
 
 

@@ -1,7 +1,7 @@
 """What the library logs of its own doings, under Python's logger ``dtorch_ops``. Off at first.
 
 The native side logs from threads that must not wait for the interpreter: it queues, and a thread
-here hands on to :mod:`logging`. That runs while the logger has a level of its own.
+here hands on to :mod:`logging`. It starts when the logger first has a level of its own.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def _thread_name(native_id: int) -> str:
 
 def _emit(level: int, component: str, text: str, when: float, thread: int) -> None:
     logger = logging.getLogger(f"{NAME}.{component}")
-    if not logger.isEnabledFor(level):
+    # The level that all share was heeded when this was queued, and may be another one by now.
+    if level < logger.level or level <= logger.manager.disable:
         return
     record = logger.makeRecord(logger.name, level, "(native)", 0, text, (), None)
     record.created, record.msecs = when, when % 1 * 1000  # when it happened, not when it was read
@@ -45,27 +46,32 @@ def _emit(level: int, component: str, text: str, when: float, thread: int) -> No
 
 
 class _Reader:
-    """The thread that reads the queue; one at most."""
+    """The thread that reads the queue: one at most, from the first level to the end."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def follow(self, level: int) -> None:
-        """Log from ``level`` on; ``NOTSET`` is nothing."""
+        """Log from ``level`` on; ``NOTSET`` is nothing. What is queued is still handed on.
+
+        Waits for nobody: whoever sets a level may hold locks of :mod:`logging`.
+        """
         on = logging.NOTSET < level < _OFF
         with self._lock:
             _C.queue_log(level if on else _OFF)
-            ended = None
             if on and self._thread is None:
                 _C.open_log()
                 self._thread = threading.Thread(target=self._run, name=f"{NAME}-log", daemon=True)
                 self._thread.start()
-            elif not on and self._thread is not None:
-                ended, self._thread = self._thread, None
-                _C.close_log()
-        # Without the lock: a handler that runs now may change the level as well.
+
+    def stop(self) -> None:
+        """Log nothing more, once all is handed on."""
+        with self._lock:
+            _C.queue_log(_OFF)
+            ended, self._thread = self._thread, None
         if ended is not None and ended is not threading.current_thread():
+            _C.close_log()
             ended.join(10)  # one that hangs shall not keep the program for ever
 
     def forget(self) -> None:
@@ -85,29 +91,18 @@ class _Followed(logging.Logger):
     """A logger that says so when its level changes: the native side cannot ask."""
 
     def setLevel(self, level: Any) -> None:
-        before = self.level
         super().setLevel(level)
-        wanted = self.level
-        if not logging.NOTSET < wanted < _OFF:
-            super().setLevel(before)  # for what is still queued, which this waits for
-            _reader.follow(wanted)
-            super().setLevel(wanted)
-        else:
-            _reader.follow(wanted)
+        _reader.follow(self.level)
 
 
 _reader = _Reader()
 _logger = logging.getLogger(NAME)
 
 
-def _stop() -> None:
-    _reader.follow(_OFF)
-
-
 def _stop_at_exit() -> None:
     # Unlike those of atexit these are called in processes that multiprocessing has started, too;
     # and in one process only, so that each needs its own.
-    util.Finalize(None, _stop, exitpriority=0)
+    util.Finalize(None, _reader.stop, exitpriority=0)
 
 
 def _after_fork() -> None:

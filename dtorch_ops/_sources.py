@@ -21,11 +21,13 @@ STAMP = "sources.stamp"
 _SUFFIXES = (".cpp", ".h", ".txt", ".in", ".cmake")
 
 
-def _files(folder: str) -> Iterator[os.DirEntry[str]]:
+def _files(folder: str, with_folders: bool = False) -> Iterator[os.DirEntry[str]]:
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir():
-                yield from _files(entry.path)
+                if with_folders:
+                    yield entry
+                yield from _files(entry.path, with_folders)
             elif entry.name.endswith(_SUFFIXES) and not entry.name.startswith("."):
                 yield entry
 
@@ -46,7 +48,9 @@ def have_changed(folder: Path, stamp: Path) -> bool:
     """
     try:
         read_at, digest = stamp.read_text().split()
-        newest = max((entry.stat().st_mtime_ns for entry in _files(str(folder))), default=0)
+        # A folder is newer when a file has gone from it.
+        entries = _files(str(folder), with_folders=True)
+        newest = max((entry.stat().st_mtime_ns for entry in entries), default=0)
     except (OSError, ValueError):
         return False
     return newest > int(read_at) and _digest(folder) != digest

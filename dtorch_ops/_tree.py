@@ -76,12 +76,14 @@ def _take_children_apart(
     return lambda values: [make(values) for make in makes]
 
 
-def _hidden_in(leaf: object) -> str | None:
+def _hidden_in(leaf: object, seen: frozenset[int] = frozenset()) -> str | None:
     """What of ``leaf``, which is passed through, the user will miss; None if nothing."""
     if isinstance(leaf, Tensor):
         return "a tensor"
     if isinstance(leaf, torch._C.Future):
         return "a future"
+    if id(leaf) in seen:  # it is in itself
+        return None
     parts: Any = ()
     if isinstance(leaf, Mapping):
         parts = leaf.values()
@@ -89,7 +91,8 @@ def _hidden_in(leaf: object) -> str | None:
         parts = leaf
     elif dataclasses.is_dataclass(leaf) and not isinstance(leaf, type):
         parts = (getattr(leaf, field.name, None) for field in dataclasses.fields(leaf))
-    return next(filter(None, map(_hidden_in, parts)), None)
+    seen |= {id(leaf)}
+    return next(filter(None, (_hidden_in(part, seen) for part in parts)), None)
 
 
 def _refused(leaf: object, hidden: str) -> TypeError:
@@ -127,7 +130,7 @@ class Tree:
         except Exception:  # of a class that cannot tell the names of its parts
             return [f"tensor {i} of the tree" for i in range(self._count)]
         paths = {id(leaf): _pytree.keystr(path) for path, leaf in found}
-        return [paths[id(mark)] for mark in marks]
+        return [paths.get(id(m), f"tensor {i} of the tree") for i, m in enumerate(marks)]
 
 
 def _add_note(error: BaseException, note: str) -> None:

@@ -30,8 +30,9 @@ def to_torch_async(
 def to_torch_async(input: Any, *, device: Device | None = None, copy: bool = False) -> Any:
     """A future of the value of ``input``; returns at once. Also ``t.to_torch_async()``.
     On the same device and without ``copy`` the result is ``input`` itself: it shares memory with
-    it, as ``detach()`` does, and a later in-place update shows. ``copy=True`` takes a snapshot at the time of
-    the call, in the order of the stream, and so does a ``device`` other than the tensor's.
+    it, as ``detach()`` does, and a later in-place update shows. ``copy=True`` takes a snapshot at
+    the time of the call, in the order of the stream, and so does a ``device`` other than the
+    tensor's.
 
     On an accelerator the future completes when all that the current stream was given before the
     call is done; the calling thread only queues, and a background thread waits. What comes to the

@@ -53,7 +53,9 @@ class TensorFuture(Future[Tensor]):
 class TreeFuture(Future[T]):
     """A :class:`Future` of a tree: of the lists, tuples and dicts that were fetched together.
 
-    To TorchScript and torch's own functions it is a future of the list of the tensors alone.
+    To TorchScript, torch's own functions and the operators of ``torch.ops.dtorch`` it is a future
+    of the list of the tensors alone. Leaves that are no tensors are kept until the future goes: one
+    that has the future in it keeps both for ever.
     """
 
     __slots__ = ()

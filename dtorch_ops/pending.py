@@ -9,6 +9,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 import warnings
 import weakref
 from typing import Any
@@ -69,7 +70,8 @@ class _Watch:
         if pending is None:
             pending = self._known[address] = _Pending(time.monotonic() + self._after)
             self._waiting[address] = pending
-            if len(self._waiting) == 1:
+            # Not only for the first of them: who is first cannot be told without a lock.
+            if not self._news.is_set():
                 self._news.set()
 
         def gone(handle: weakref.ref[Any]) -> None:
@@ -102,7 +104,10 @@ class _Watch:
                 self._news.clear()
                 continue
             self._waiting.pop(address, None)
-            self._report(pending)
+            try:
+                self._report(pending)
+            except Exception:  # of a filter: those of handlers are logging's business
+                traceback.print_exc()
 
     def _report(self, pending: _Pending) -> None:
         for reference in list(pending.handles):

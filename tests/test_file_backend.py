@@ -308,6 +308,28 @@ def test_a_value_for_which_there_is_no_room_fails_on_both_sides() -> None:
     )
 
 
+def test_a_snapshot_of_lent_memory_is_a_copy() -> None:
+    """Without a copy what is written later shows, as that of ``empty`` says."""
+    check(
+        """
+        def worker(link):
+            for promise, copy in zip(pickle.loads(hear(link)), (True, False)):
+                value = promise.empty(100_000).fill_(1)
+                torch.ops.dtorch.get_tensor(value, promise, copy=copy)
+                value.zero_()
+            say(link, b"written")
+            hear(link)
+        child = forked(worker)
+        ends = [pending(), pending()]
+        child.say(pickle.dumps([promise for promise, _ in ends]))
+        child.hear()
+        assert [value_of(future).sum() for _, future in ends] == [100_000, 0]
+        child.say(b"done")
+        child.end()
+        """
+    )
+
+
 def test_a_parameter_without_a_shape_is_refused_by_name() -> None:
     check_sent_or_refused("torch.nn.UninitializedParameter()", "", "ninitialized")
 

@@ -20,6 +20,7 @@ from helpers import ROOT, Worker
 from peer import Peer
 
 import dtorch_ops
+from dtorch_ops import _logging
 from dtorch_ops.pending import report_pending
 
 
@@ -56,6 +57,7 @@ def records() -> Iterator[Records]:
     propagate, logger.propagate = logger.propagate, False
     yield handler
     logger.setLevel(logging.NOTSET)
+    _logging._reader.stop()  # nothing of this test is left for the next one
     logging.getLogger("dtorch_ops.promise").setLevel(logging.NOTSET)
     logger.propagate = propagate
     logger.removeHandler(handler)
@@ -104,12 +106,12 @@ def test_a_component_has_a_level_of_its_own(records):
     assert {record.name for record in records.records} == {"dtorch_ops.future"}
 
 
-def test_switched_off_it_is_silent_and_its_thread_gone(records):
+def test_switched_off_it_is_silent_and_there_is_one_thread(records):
     logger = logging.getLogger("dtorch_ops")
-    logger.setLevel(logging.DEBUG)
-    assert len(log_threads()) == 1
-    logger.setLevel(logging.NOTSET)
-    assert log_threads() == []
+    for _ in range(3):
+        logger.setLevel(logging.DEBUG)
+        assert len(log_threads()) == 1
+        logger.setLevel(logging.NOTSET)
     before = len(records.records)
     ready()
     logger.setLevel(logging.INFO)
@@ -300,8 +302,8 @@ def test_a_forked_child_logs_as_its_parent_does():
 
 @pytest.fixture
 def watched(records: Records) -> Iterator[Records]:
-    """Reports what is pending for longer than a fiftieth of a second."""
-    report_pending(0.02)
+    """Reports what is pending for longer than half a second: a test may be held up for a while."""
+    report_pending(0.5)
     yield records
     report_pending(None)
 

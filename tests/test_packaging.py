@@ -849,6 +849,13 @@ def test_another_source_is_a_change(built, name):
     assert not _sources.have_changed(folder, stamp)
 
 
+def test_a_source_that_has_gone_is_a_change(built):
+    folder, stamp = built
+    (folder / "folder" / "b.h").unlink()
+    make_newer(folder / "folder")
+    assert _sources.have_changed(folder, stamp)
+
+
 def test_what_moves_from_one_file_to_the_next_is_a_change(built):
     folder, stamp = built
     both = folder / "CMakeLists.txt", folder / "a.cpp"  # one after the other

@@ -83,10 +83,10 @@ class StreamQueue : public std::enable_shared_from_this<StreamQueue> {
     } catch (...) {
       error = std::current_exception();
     }
-    Log(error ? LogLevel::kError : LogLevel::kDebug, kComponent, "an event of ", type_,
-        error ? " has failed" : " is reached");
     // What the device says while it is taken down is nobody's business any more.
     if (exiting) SleepForEver();
+    Log(error ? LogLevel::kError : LogLevel::kDebug, kComponent, "an event of ", type_,
+        error ? " has failed" : " is reached");
     bool hands_over = item.completion->RunsCallbacks();
     std::shared_ptr<Callbacks> callbacks;
     if (hands_over) {

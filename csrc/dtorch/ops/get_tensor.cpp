@@ -7,6 +7,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/jit_type.h>
+#include <c10/core/CPUAllocator.h>
 #include <c10/util/Exception.h>
 
 namespace dtorch {
@@ -91,11 +92,22 @@ void GetTensorKernel(const at::Tensor& self, const c10::IValue& promise) {
   PromiseArgument<TensorPromiseState>(promise, "get_tensor")->Set(self);
 }
 
+namespace {
+
+// Whether torch's allocator has made its memory, which is then of nobody else.
+bool IsOfAllocator(const at::Tensor& self) {
+  return self.has_storage() &&
+         self.storage().data_ptr().get_deleter() == c10::GetCPUAllocator()->raw_deleter();
+}
+
+}  // namespace
+
 void GetTensorCopyKernel(const at::Tensor& self, const c10::IValue& promise, bool copy) {
   CheckSource(self, "get_tensor");
   const auto state = PromiseArgument<TensorPromiseState>(promise, "get_tensor");
-  // On its way to another process a value on the CPU is copied anyway, before this returns.
-  const bool is_copied = self.is_cpu() && state->LeavesProcess();
+  // On its way to another process a value on the CPU is copied anyway, before this returns, if it
+  // does not lie in memory that was lent for it.
+  const bool is_copied = self.is_cpu() && state->LeavesProcess() && IsOfAllocator(self);
   if (!copy || is_copied) return state->Set(self);
   state->Set(self.clone());
 }
