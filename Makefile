@@ -99,9 +99,10 @@ faults: $(STAMPS)/test  ## processes stopped and killed at every step of the sha
 
 asan:  ## shared memory full of garbage, under AddressSanitizer and UBSan; SEED=n
 	$(call say,corrupting the shared memory under AddressSanitizer)
-	@$(MAKE) -s -C tests/cpp/shm VARIANT=asan corruption stress
+	@$(MAKE) -s -C tests/cpp/shm VARIANT=asan corruption stress asking
 	build/shm/asan/corruption 100000 $(SEED)
 	build/shm/asan/stress 5 $(SEED)
+	for what in abandon drop wait; do build/shm/asan/asking $$what || exit 1; done
 
 tsan:  ## threads of consumer and producers at once, under ThreadSanitizer; SEED=n
 	$(call say,stressing the shared memory under ThreadSanitizer)

@@ -590,6 +590,15 @@ def test_no_content_of_the_memory_harms_either_end():
     assert all(number > 0 for name, number in counted.items() if name != "thrown"), counted
 
 
+def test_a_claim_that_seems_to_be_answered_for_ever_is_abandoned():
+    assert run(program("corruption"), 100_000, 1, 552)["mutations"] > 0
+
+
+@pytest.mark.parametrize("doing", ["abandon", "drop", "wait"])
+def test_a_consumer_is_stopped_in_the_middle_of_an_answer(doing):
+    run(program("asking"), doing)
+
+
 def test_many_threads_and_a_process_that_is_killed_again_and_again():
     counted = run(program("stress"), 3, 1)
     assert all(number > 0 for number in counted.values()), counted

@@ -1,6 +1,6 @@
 // A model of a claimant that asks for memory of the consumer's device (csrc/dtorch/shm/attachment.cpp,
 // Ask, WaitForAnswer, Abandon; mailbox.cpp, HearQuestion, Answer), for the checker spin: claimed ->
-// asking -> answering -> claimed.
+// asking -> answering -> claimed, or forsaken.
 // `make model` runs it; `tests/model.sh ask [MISTAKE]` shows the steps to an error.
 //
 // One slot, and two questions: of two producers, or of one that claims the promise again after it has
@@ -39,7 +39,7 @@
 //   BUG_ASKED_BY_LANE      who asks again, after it has abandoned its claim, is not heard; or is given
 //                          what it had asked for before
 
-mtype = { FREE, PENDING, CLAIMED, ASKING, ANSWERING, READY };
+mtype = { FREE, PENDING, CLAIMED, ASKING, ANSWERING, FORSAKEN, READY };
 mtype = { NOTHING, VALUE, BROKEN, OWN };
 
 #define NUMBERS 3                   // 0 is none
@@ -212,7 +212,21 @@ abandon:
       :: d_step { IS(CLAIMED, id, g) -> TO_PENDING }; break
       :: else
       fi;
-      !IS(ANSWERING, id, g)  // the description is being written to
+#if defined(BUG_ABANDON_ANSWERED)
+      if
+      :: d_step { IS(ANSWERING, id, g) -> TO_PENDING }; break
+      :: else
+      fi
+#else
+      if  // the description is being written to
+      :: d_step { IS(ANSWERING, id, g) -> MOVE(FORSAKEN) };
+# if !defined(BUG_FORSAKE_SILENT)
+        ready_bit = 1;
+# endif
+        break
+      :: else
+      fi
+#endif
 #else
       if
       :: d_step { IS(CLAIMED, id, g) -> TO_PENDING }; break
@@ -267,9 +281,12 @@ inline BreakUnlessHeld() {  // inside of a d_step
 }
 
 #if defined(BUG_DEATH_IGNORES_ASKING)
-# define CLAIMED_BY(d) IS(CLAIMED, d, generation)
-#else
+# define CLAIMED_BY(d) (IS(CLAIMED, d, generation) || IS(FORSAKEN, d, generation))
+#elif defined(BUG_DEATH_IGNORES_FORSAKEN)
 # define CLAIMED_BY(d) (IS(CLAIMED, d, generation) || IS(ASKING, d, generation))
+#else
+# define CLAIMED_BY(d) (IS(CLAIMED, d, generation) || IS(ASKING, d, generation) || \
+                        IS(FORSAKEN, d, generation))
 #endif
 
 inline OnDeath(d) {
@@ -305,6 +322,11 @@ end_sleep:
     if
     :: d_step { outstanding && word_gen == generation && word_state == READY -> Take() }
     :: d_step { outstanding && IS(PENDING, 0, generation) -> BreakUnlessHeld() }
+    :: d_step {
+        outstanding && word_gen == generation && word_state == FORSAKEN ->
+        TO_PENDING;
+        BreakUnlessHeld()
+      }
     :: atomic {
         outstanding && word_gen == generation && word_state == ASKING ->  // HearQuestion
         lane = word_lane
@@ -373,7 +395,12 @@ answer:
 # if !defined(BUG_ASKED_BY_LANE) && !defined(BUG_ANSWER_TO_ANY_QUESTION)
     if
     :: number == n
-    :: number != n -> MOVE(ASKING); goto out  // another one
+    :: number != n ->  // another one
+      if
+      :: d_step { IS(ANSWERING, lane, g) -> MOVE(ASKING) }
+      :: else
+      fi;
+      goto out
     fi;
 # endif
 #endif
@@ -383,8 +410,13 @@ answer:
     :: d_step { IS_ASKED -> MOVE(CLAIMED) }
     :: else -> goto out
     fi;
-#else
+#elif defined(BUG_ANSWERED_UNCHECKED)
     MOVE(CLAIMED);
+#else
+    if
+    :: d_step { IS(ANSWERING, lane, g) -> MOVE(CLAIMED) }
+    :: else -> goto out
+    fi;
 #endif
 #if defined(BUG_MEMORY_UNLOCKED)
     UNLOCK;

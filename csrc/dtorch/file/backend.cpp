@@ -62,7 +62,7 @@ class Claim final : public Reservation, public RemoteMemory {
               "owner, or nobody waits for it any more: it takes one value or one error");
   }
   ~Claim() override {
-    if (!published_ && generation_ == ForkGeneration()) {
+    if (!is_over_ && generation_ == ForkGeneration()) {
       target_.attachment->Abandon(target_.slot, target_.generation);
     }
   }
@@ -97,8 +97,13 @@ class Claim final : public Reservation, public RemoteMemory {
                             device.index(), bytes);
   }
   std::string WaitForAnswer(Deadline deadline) override {
-    return target_.attachment->WaitForAnswer(target_.slot, target_.generation, deadline)
-        .value_or(std::string());
+    try {
+      return target_.attachment->WaitForAnswer(target_.slot, target_.generation, deadline)
+          .value_or(std::string());
+    } catch (const std::runtime_error& error) {
+      is_over_ = true;  // it is not ours any more
+      throw DTorchError(error.what());
+    }
   }
   std::shared_ptr<void> Keepsake(const std::function<std::shared_ptr<void>()>& make) override {
     return target_.attachment->keepsake().Get(make);
@@ -118,7 +123,7 @@ class Claim final : public Reservation, public RemoteMemory {
 
   template <typename Writer>
   void Publish(const shm::Attachment::Value& value, const Writer& write) {
-    if (published_) ThrowGivenUp();  // the slot may be another promise's by now
+    if (is_over_) ThrowGivenUp();  // the slot may be another promise's by now
     const Span span("dtorch::shm.write", FlowBetweenProcesses(target_.token().Key()));
     shm::Attachment& attachment = *target_.attachment;
     shm::Attachment::Place place;
@@ -139,7 +144,7 @@ class Claim final : public Reservation, public RemoteMemory {
       }
       throw;
     }
-    published_ = true;
+    is_over_ = true;
     Log(LogLevel::kDebug, "file", "a value of ", value.bytes, " bytes is published to process ",
         attachment.address().owner.pid);
     if (!attachment.Publish(target_.slot, target_.generation)) ThrowGivenUp();
@@ -151,7 +156,7 @@ class Claim final : public Reservation, public RemoteMemory {
   const Target target_;
   const std::optional<c10::Device> device_;
   const uint32_t generation_ = ForkGeneration();
-  bool published_ = false;
+  bool is_over_ = false;
 };
 
 // The producer's end of one promise of another process.

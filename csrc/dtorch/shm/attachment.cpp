@@ -286,6 +286,10 @@ std::optional<std::string> Attachment::WaitForAnswer(uint32_t slot, uint32_t gen
   const uint64_t claimed = SlotWord{State::kClaimed, lane, generation}.Pack();
   const uint64_t asking = SlotWord{State::kAsking, lane, generation}.Pack();
   const uint64_t answering = SlotWord{State::kAnswering, lane, generation}.Pack();
+  // An answer that has begun is waited for: it is a few bytes. That it takes as long as this means
+  // that the consumer was stopped in the middle of it, or that the memory was written over.
+  constexpr int64_t kAnswerMs = 5000;
+  std::optional<Deadline> answered;
   for (;;) {
     const uint32_t answers = place.answers.load();
     uint64_t word = place.word.load();
@@ -301,8 +305,14 @@ std::optional<std::string> Attachment::WaitForAnswer(uint32_t slot, uint32_t gen
       continue;
     }
     if (dead) return std::nullopt;
-    // An answer that has begun is waited for: it is a few bytes.
-    const Deadline nap = word == asking ? deadline : Deadline::Never();
+    if (word == answering && !answered) answered = Deadline::AfterMs(kAnswerMs);
+    if (word == answering && answered->HasPassed()) {
+      Abandon(slot, generation);
+      throw std::runtime_error("the process that waits for the promise stopped answering for " +
+                               std::to_string(kAnswerMs / 1000) +
+                               " s: expected where to put the value on its device");
+    }
+    const Deadline nap = word == asking ? deadline : *answered;
     FutexWait(place.answers, answers, nap.AtMostMs(kLookForOwnerMs), FutexScope::kShared);
   }
 }
@@ -435,7 +445,7 @@ void Attachment::FreeBlock(uint64_t block) {
 
 void Attachment::Abandon(uint32_t slot, uint32_t generation) {
   const auto lane = static_cast<uint16_t>(lane_);
-  const uint64_t pending = SlotWord{State::kPending, 0, generation}.Pack();
+  bool forsaken = false;
   // Whoever dropped it meanwhile saw it claimed; and if this process dies now, what it was about
   // shows, as in Drop().
   std::lock_guard<std::mutex> lock(mutex_);
@@ -444,17 +454,15 @@ void Attachment::Abandon(uint32_t slot, uint32_t generation) {
   auto& word = meta_.slot(slot).word;
   for (uint64_t seen = word.load();;) {
     const SlotWord now = SlotWord::Unpack(seen);
-    const bool ours = now.lane == lane && now.generation == generation;
-    if (ours && now.state == State::kAnswering && OwnerLives()) {  // a few bytes
-      sched_yield();
-      seen = word.load();
-      continue;
-    }
-    if (!ours || (now.state != State::kAsking && now.state != State::kClaimed)) break;
-    if (word.compare_exchange_strong(seen, pending)) break;
+    if (now.lane != lane || now.generation != generation) break;
+    forsaken = now.state == State::kAnswering;
+    if (!forsaken && now.state != State::kAsking && now.state != State::kClaimed) break;
+    const SlotWord next = forsaken ? SlotWord{State::kForsaken, lane, generation}
+                                   : SlotWord{State::kPending, 0, generation};
+    if (word.compare_exchange_strong(seen, next.Pack())) break;
   }
   DTORCH_TEST_POINT("abandoned");
-  if (meta_.hold(lane_, slot).load() != generation) Attend(slot);
+  if (forsaken || meta_.hold(lane_, slot).load() != generation) Attend(slot);
   dropping.store(0);
 }
 

@@ -62,7 +62,8 @@ class DTORCH_API Attachment {
   void Ask(uint32_t slot, uint32_t generation, uint8_t device_type, int8_t device_index,
            uint64_t bytes);
   /// The answer; nullopt if there is none by then: it is not waited for any more. Empty if there is
-  /// no such memory.
+  /// no such memory. std::runtime_error if the consumer stops in the middle of its answer, for
+  /// seconds: the claim is abandoned.
   std::optional<std::string> WaitForAnswer(uint32_t slot, uint32_t generation, Deadline deadline);
 
   Keepsake& keepsake() { return *keepsake_; }
@@ -94,8 +95,8 @@ class DTORCH_API Attachment {
   bool Publish(uint32_t slot, uint32_t generation);
   /// Gives back what Prepare() gave, if nothing was published: the claim stays. 0 is none.
   void FreeBlock(uint64_t block);
-  /// claimed, or asking -> pending. If this process has dropped the promise meanwhile the consumer
-  /// is told.
+  /// claimed, or asking -> pending; answering -> forsaken. If this process has dropped the promise
+  /// meanwhile the consumer is told. Does not block.
   void Abandon(uint32_t slot, uint32_t generation);
 
   /// Memory for a value of `bytes` that is computed in place; Prepare() finds it again. It is the

@@ -19,7 +19,7 @@
 namespace dtorch::shm {
 
 inline constexpr uint64_t kMagic = 0x31786f6264746f72;  // "rotdbox1"
-inline constexpr uint32_t kVersion = 5;
+inline constexpr uint32_t kVersion = 6;
 
 inline constexpr uint32_t kSlots = 1u << 20;    // promises that can be outstanding
 inline constexpr uint32_t kLanes = 512;         // producer processes at a time
@@ -33,7 +33,9 @@ inline constexpr uint16_t kCancelled = 1;  // in place of a lane in a free word:
 //                                     Ask ^  |         |
 //                                         |  v         v Answer
 //   free --Allocate--> pending --Claim--> claimed --Publish--> ready --Take--> free
-//                         |                  |
+//                         |                  |                  |
+//                         |                  |                  `--the claimant left--> forsaken
+//                         |                  |--the claimant abandons it--> pending
 //                         |                  `--the claimant died--> pending, or free if nobody
 //                         |                                          else holds it (broken)
 //                         |--the last holder went away--> free (broken)
@@ -42,8 +44,10 @@ inline constexpr uint16_t kCancelled = 1;  // in place of a lane in a free word:
 // Every move is one compare-and-swap on the whole word, which names the claimant's lane and the
 // slot's generation: no crash leaves a claim without an owner, and no stale token hits a slot that
 // is used again. A producer makes the moves Claim, Ask and Publish; all others are the consumer's,
-// but that a claimant may take its question back. Between Claim and Publish the description is the
-// claimant's; while it is answered, the consumer's. Its death while it asks is that of any
+// but that a claimant may take its question back, and its claim. Between Claim and Publish the
+// description is the claimant's; while it is answered, the consumer's. Whoever abandons its claim
+// just then waits for nobody: it leaves it forsaken, and the consumer makes it pending when its
+// answer is written, which nobody else may write to before. Its death while it asks is that of any
 // claimant.
 //
 // What is asked for is memory of a device, which is the consumer's: the claimant copies the value
@@ -62,6 +66,7 @@ enum class State : uint8_t {
   kReady = 3,
   kAsking = 4,
   kAnswering = 5,
+  kForsaken = 6,
 };
 
 struct SlotWord {

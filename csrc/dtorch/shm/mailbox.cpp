@@ -475,22 +475,21 @@ void Mailbox::Answer(Place place, const Question& question, std::string_view tex
   Slot& slot = meta_.slot(place.slot);
   const auto lane = static_cast<uint16_t>(question.lane);
   uint64_t asking = SlotWord{State::kAsking, lane, place.generation}.Pack();
-  const uint64_t answering = SlotWord{State::kAnswering, lane, place.generation}.Pack();
+  uint64_t answering = SlotWord{State::kAnswering, lane, place.generation}.Pack();
   if (!slot.word.compare_exchange_strong(asking, answering)) return;  // it waits no more
-  // From here on it waits, and the description is ours. It may be the next question of the same
-  // lane, which has not been heard yet.
-  if (slot.description.block != local->question_number) {
-    slot.word.store(asking);
-    slot.answers.fetch_add(1);
-    FutexWake(slot.answers, INT_MAX, FutexScope::kShared);
-    return;
+  // From here on the description is ours. It may be the next question of the same lane, which has
+  // not been heard yet.
+  const bool is_this_one = slot.description.block == local->question_number;
+  if (is_this_one) {
+    if (text.size() > kInlineBytes) text = {};
+    slot.description.bytes = text.size();
+    if (!text.empty()) std::memcpy(slot.description.value, text.data(), text.size());
   }
-  if (text.size() > kInlineBytes) text = {};
-  slot.description.bytes = text.size();
-  if (!text.empty()) std::memcpy(slot.description.value, text.data(), text.size());
   DTORCH_TEST_POINT("answering");
-  slot.word.store(SlotWord{State::kClaimed, lane, place.generation}.Pack());
-  if (!text.empty()) locals_[place.slot].memory = std::move(unused);
+  const uint64_t claimed = SlotWord{State::kClaimed, lane, place.generation}.Pack();
+  // Forsaken meanwhile, it is for Look() to see to: the claimant says so.
+  if (!slot.word.compare_exchange_strong(answering, is_this_one ? claimed : asking)) return;
+  if (is_this_one && !text.empty()) locals_[place.slot].memory = std::move(unused);
   slot.answers.fetch_add(1);
   FutexWake(slot.answers, INT_MAX, FutexScope::kShared);
 }
@@ -498,8 +497,13 @@ void Mailbox::Answer(Place place, const Question& question, std::string_view tex
 void Mailbox::Look(uint32_t index, std::vector<Event>& events) {
   if (index >= locals_.size() || !locals_[index].outstanding) return;
   const Place place{index, locals_[index].generation};
-  const SlotWord word = SlotWord::Unpack(meta_.slot(index).word.load());
+  SlotWord word = SlotWord::Unpack(meta_.slot(index).word.load());
   if (word.generation != place.generation) return;
+  if (word.state == State::kForsaken) {  // and whatever was being answered is written
+    uint64_t forsaken = word.Pack();
+    word = {State::kPending, 0, place.generation};
+    meta_.slot(index).word.compare_exchange_strong(forsaken, word.Pack());
+  }
   if (word.state == State::kReady) {
     Take(place, word.lane, events);
     return;
@@ -618,7 +622,8 @@ void Mailbox::OnDeath(uint32_t lane, std::vector<Event>& events) {
       continue;
     }
     const bool claimed =
-        (word.state == State::kClaimed || word.state == State::kAsking) && word.lane == lane;
+        word.lane == lane && (word.state == State::kClaimed || word.state == State::kAsking ||
+                              word.state == State::kForsaken);
     if (claimed) {
       locals_[index].question = 0;
       locals_[index].memory.reset();
