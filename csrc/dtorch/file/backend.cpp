@@ -8,6 +8,7 @@
 #include "dtorch/file/service.h"
 #include "dtorch/future/span.h"
 #include "dtorch/promise/error_record.h"
+#include "dtorch/promise/sendable.h"
 #include "dtorch/shm/attachments.h"
 
 #include <ATen/core/Tensor.h>

@@ -10,13 +10,6 @@
 // Tensors and errors as bytes in shared memory, and back.
 namespace dtorch::file {
 
-/// c10::TypeError, which names the kind and what to call instead, for what has no plain elements.
-void CheckSendable(const at::Tensor& value);
-
-/// `value`, which has passed, as it can be sent: on the CPU, without lazy conjugation or negation.
-/// Its elements may still be strided.
-at::Tensor Sendable(const at::Tensor& value);
-
 /// What Attachment::Prepare is told of a sendable tensor. Refers to its sizes.
 shm::Attachment::Value Describe(const at::Tensor& sendable);
 
