@@ -13,6 +13,7 @@ from . import _logging as _logging
 from . import _torchscript as _torchscript
 from . import _vmap as _vmap
 from . import functional as functional
+from . import network as network
 from . import profiler as profiler
 from ._library import cmake_prefix_path
 from .convert import to_torch, to_torch_async

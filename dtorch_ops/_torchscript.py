@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 
 import torch
@@ -43,6 +44,25 @@ def fetch(input: torch.Tensor) -> torch.Tensor:
             "    return torch.jit.wait(torch.ops.dtorch.get_tensor_async(t, copy=True))\n"
         )
     return unit.fetch(input)  # type: ignore[no-any-return]
+
+
+@functools.cache
+def define_answer_later() -> bool:
+    """What ``torch.distributed.rpc`` calls here and is answered later: must be a scripted function.
+
+    Returns:
+        Whether there is one.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.jit._state._python_cu.define(  # type: ignore[attr-defined]
+                "def _dtorch_answer_later(sender: str, after_ms: int) -> Future[None]:\n"
+                "    return torch.ops.dtorch._answer_later(sender, after_ms)\n"
+            )
+    except Exception:
+        return False
+    return True
 
 
 available = install()

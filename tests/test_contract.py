@@ -21,6 +21,7 @@ import pytest
 import tensor_cases
 import torch
 from futures import READ_ONLY, WAITS, blocked_in
+from network_group import Group
 from peer import Inheritor, Peer
 from producers import Promise
 
@@ -45,6 +46,7 @@ class Backend:
 
     make_producer: Callable[[], Any]
     crosses: bool  # the border of a process: what arrives is a copy
+    close: Callable[[], None] = lambda: None
     producer: Any = None
 
     def start(self, function: Callable[..., object], *args: object) -> None:
@@ -57,29 +59,34 @@ class Backend:
         return self.producer.call(function, *args)
 
 
+def network() -> Backend:
+    group = Group(workers=4)  # the module's, and one for each that a test ends
+    return Backend(group.take, crosses=True, close=group.close)
+
+
 BACKENDS = {
     "memory": lambda: Backend(lambda: Peer("thread"), crosses=False),
     "file_by_spawn": lambda: Backend(lambda: Peer("spawn"), crosses=True),
     "file_by_fork": lambda: Backend(lambda: Peer("fork"), crosses=True),
     "file_inherited": lambda: Backend(Inheritor, crosses=True),
+    "network": network,
 }
+CROSSING = [name for name in BACKENDS if name != "memory"]
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Iterator[Backend]:
     made = BACKENDS[request.param]()
-    with made.make_producer() as producer:
-        made.producer = producer
-        yield made
+    try:
+        with made.make_producer() as producer:
+            made.producer = producer
+            yield made
+    finally:
+        made.close()
 
 
 #: For a test of what crosses the border of a process.
-crossing = pytest.mark.parametrize(
-    "backend",
-    [name for name, make in BACKENDS.items() if make().crosses],
-    indirect=True,
-    scope="module",
-)
+crossing = pytest.mark.parametrize("backend", CROSSING, indirect=True, scope="module")
 
 
 def pending(cls: Any = Promise) -> tuple[Any, Any]:

@@ -16,7 +16,7 @@ CORE = CSRC / "dtorch"
 PACKAGE = Path(dtorch_ops.__file__).parent
 
 # The folders of csrc/dtorch. Each includes itself and those before it.
-FOLDERS = ("base", "sys", "shm", "future", "promise", "file", "device", "ops")
+FOLDERS = ("base", "sys", "shm", "future", "promise", "file", "network", "device", "ops")
 TORCH_FREE = ("base", "sys", "shm")
 
 # The modules of dtorch_ops. Each imports only those before it.
@@ -43,6 +43,7 @@ MODULES = (
     "_fake",
     "_vmap",
     "_torchscript",
+    "network",
     "__init__",
     "__main__",
 )
@@ -126,12 +127,26 @@ def test_only_ops_registers_operators(file):
     assert not registering or folder_of(file) == "ops", registering
 
 
+# Without the first everything else works; the network's calls are TorchScript's.
+TOUCH_TORCHSCRIPT = (
+    "dtorch/ops/torchscript.cpp",
+    "dtorch/ops/network.cpp",
+    "dtorch/network/rpc.cpp",
+)
+
+
 @core_sources
-def test_only_one_core_file_touches_torchscript(file):
+def test_few_core_files_touch_torchscript(file):
     jit = [
         i for i in includes(file) if i.startswith(("torch/csrc/jit", "torch/script.h", "torch/jit"))
     ]
-    assert not jit or name_of(file) == "dtorch/ops/torchscript.cpp", jit
+    assert not jit or name_of(file) in TOUCH_TORCHSCRIPT, jit
+
+
+@core_sources
+def test_only_one_core_file_knows_rpc(file):
+    known = [i for i in includes(file) if i.startswith("torch/csrc/distributed")]
+    assert not known or name_of(file) == "dtorch/network/rpc.cpp", known
 
 
 def test_no_two_headers_include_each_other():

@@ -12,6 +12,7 @@
 #include "python/gil.h"
 #include "python/groups.h"
 #include "python/logging.h"
+#include "python/network.h"
 #include "python/operators.h"
 #include "python/promise.h"
 #include "python/shared_memory.h"
@@ -66,7 +67,7 @@ std::string CheckSubclass(const at::Tensor& tensor) {
 
 PYBIND11_MODULE(_C, m) {
   using namespace dtorch::python;
-  dtorch::SetHost({CheckInterrupt, DropGil, RetakeGil});
+  dtorch::SetHost({CheckInterrupt, DropGil, RetakeGil, JoinNetwork});
   dtorch::SetErrorInValueCheck(ErrorInValue);
   dtorch::SetSubclassCheck(CheckSubclass);
   dtorch::OnFork({.child = MayDrop::Forget});
@@ -75,6 +76,7 @@ PYBIND11_MODULE(_C, m) {
   BindFuture(m);
   BindGroups(m);
   BindLogging(m);
+  BindNetwork(m);
   BindOperators(m);
   BindPromise(m);
   BindSharedMemory(m);

@@ -67,10 +67,7 @@ struct PromiseMethods {
     if (name == "file") return PromiseMode::kFile;
     TORCH_CHECK_VALUE(name == "network",
                       "mode: expected 'auto', 'memory', 'file' or 'network', got '", utf8, "'");
-    throw DTorchError(
-        "mode: expected a backend of this version ('memory', 'file'), got 'network', which is "
-        "still "
-        "to come: see the README");
+    return PromiseMode::kNetwork;
   }
 
   static PyObject* Init(PyObject* self, PyObject* args, PyObject* kwargs) {
@@ -215,10 +212,10 @@ constexpr PyCFunction AsCFunction(F function) {
 
 constexpr char kInitDoc[] =
     "__init__($self, /, mode='auto')\n--\n\n"
-    "``mode``: 'auto', 'memory' or 'file'. ValueError for an unknown one.\n";
+    "``mode``: 'auto', 'memory', 'file' or 'network'. ValueError for an unknown one.\n";
 constexpr char kTensorInitDoc[] =
     "__init__($self, /, mode='auto', *, device=None)\n--\n\n"
-    "``mode``: 'auto', 'memory' or 'file'. ``device``: where the value is to be. ValueError for "
+    "``mode``: 'auto', 'memory', 'file' or 'network'. ``device``: where the value is to be. ValueError for "
     "an\n"
     "unknown mode, or what names no device.\n";
 constexpr char kSetExceptionDoc[] =

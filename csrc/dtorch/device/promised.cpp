@@ -71,8 +71,9 @@ void Fulfil(PromiseState& promise, const at::Tensor& value) {
   }
 }
 
-void Deliver(const FuturePtr& future, at::Tensor value, c10::Device device) {
-  if (const auto wanted = WantedDevice(future)) {
+void Deliver(std::unique_ptr<Reservation>& reservation, at::Tensor value, c10::Device device,
+             std::optional<c10::Device> wanted) {
+  if (wanted) {
     device = *wanted;
     CheckDevice(device, kOp);
   }
@@ -89,7 +90,6 @@ void Deliver(const FuturePtr& future, at::Tensor value, c10::Device device) {
       transfer = FetchTo(value, device, kOp);
     }
   }
-  auto reservation = ReserveFuture(future);
   if (transfer) {
     Start(*std::move(transfer), std::move(reservation));
   } else {

@@ -205,14 +205,20 @@ class End final : public ProducerEnd {
   const Target target_;
 };
 
-// An end in this process. DTorchError if the owner cannot be reached.
+// An end in this process. UnreachableError if the owner cannot be reached.
 std::unique_ptr<ProducerEnd> Attach(const shm::Token& token) {
   try {
     return std::make_unique<End>(token);
   } catch (const std::runtime_error& error) {
-    throw DTorchError(std::string("expected a promise that can be fulfilled from here, got one "
-                                  "that cannot: ") +
-                      error.what() + "; and the network backend, which could, is still to come");
+    throw UnreachableError(error.what());
+  }
+}
+
+shm::Token Parse(const std::string& text) {
+  try {
+    return shm::Token::FromText(text);
+  } catch (const std::invalid_argument& error) {
+    TORCH_CHECK_VALUE(false, error.what());
   }
 }
 
@@ -222,13 +228,13 @@ class FileBackend final : public Backend {
     return AsOurs([&] { return Service::Get().Export(future); });
   }
 
+  bool IsHome(const std::string& text) override {
+    const Service* service = Service::GetIfAny();
+    return service && service->address() == Parse(text).mailbox;
+  }
+
   Imported Import(const std::string& text, bool has_value) override {
-    shm::Token token;
-    try {
-      token = shm::Token::FromText(text);
-    } catch (const std::invalid_argument& error) {
-      TORCH_CHECK_VALUE(false, error.what());
-    }
+    const shm::Token token = Parse(text);
     TORCH_CHECK_VALUE(token.has_value == has_value, "token: expected one of a ",
                       has_value ? "TensorPromise" : "VoidPromise", ", got one of a ",
                       token.has_value ? "TensorPromise" : "VoidPromise");

@@ -63,6 +63,7 @@ class Service::End final : public OwnerEnd, public std::enable_shared_from_this<
         share = std::move(it->second.future);
         taken = it->second.taken;
         service_.outstanding_.erase(it);
+        service_.explained_.erase(Key(place()));
       }
     }
     if (!taken) service_.mailbox_.GiveUp(place());
@@ -78,6 +79,7 @@ class Service::End final : public OwnerEnd, public std::enable_shared_from_this<
     if (it->second.future.use_count() > 1 || HasObservers(it->second.future)) return;
     unused = std::move(it->second.future);
     service_.outstanding_.erase(it);
+    service_.explained_.erase(Key(place()));
   }
 
   std::string Token() override {
@@ -92,6 +94,13 @@ class Service::End final : public OwnerEnd, public std::enable_shared_from_this<
   void OwnerDropped() override { service_.mailbox_.OwnerDropped(place()); }
   void Hold() override { service_.mailbox_.HoldAtHome(place()); }
   void Drop() override { service_.mailbox_.DropAtHome(place()); }
+  void Explain(std::string why) override {
+    std::lock_guard<std::mutex> lock(service_.mutex_);
+    if (service_.outstanding_.contains(Key(place()))) {
+      service_.explained_[Key(place())] = std::move(why);
+    }
+  }
+  void HandOver() override { service_.mailbox_.HandOverAtHome(place()); }
 
   void Poll() override {
     if (generation_ != ForkGeneration()) return;
@@ -244,6 +253,14 @@ FuturePtr Service::FutureAt(shm::Mailbox::Place place, bool& has_value, bool tak
   return it->second.future;
 }
 
+std::string Service::WhyBroken(shm::Mailbox::Place place) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto it = explained_.find(Key(place));
+  if (it != explained_.end()) return it->second;
+  return "the last process that could fulfil the promise has ended, or has dropped it, without a "
+         "value: see its log for why";
+}
+
 shm::Token Service::TokenOf(const OwnerEnd& end) { return static_cast<const End&>(end).token(); }
 
 // Whether `wanted` is that device; without an index, any of the type will do.
@@ -293,10 +310,7 @@ void Service::Deliver(shm::Mailbox::Event event) {
   if (RunsCallbacks(future)) mailbox_.WakeAnother();
   if (event.broken) {
     Log(LogLevel::kInfo, "file", "the last producer has gone, of future ", future.get());
-    CompleteWithError(future, std::make_exception_ptr(BrokenPromiseError(
-                                  "the last process that could fulfil the promise has ended, or "
-                                  "has dropped it, without a "
-                                  "value: see its log for why")));
+    CompleteWithError(future, std::make_exception_ptr(BrokenPromiseError(WhyBroken(event.place))));
     return;
   }
   shm::Received& received = event.received;
@@ -310,7 +324,14 @@ void Service::Deliver(shm::Mailbox::Event event) {
       if ((device.is_cpu() && !WantedDevice(future)) || !deliver) {
         CompleteWithValue(future, std::move(value));
       } else {
-        deliver(future, std::move(value), device);
+        auto reservation = ReserveFuture(future);
+        try {
+          deliver(reservation, std::move(value), device, WantedDevice(future));
+        } catch (const std::exception& error) {
+          if (reservation) {
+            SetErrorOf(*reservation, std::make_exception_ptr(DTorchError(error.what())));
+          }
+        }
       }
     } else if (received.payload == shm::Payload::kNothing && !has_value &&
                received.defect.empty()) {

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <unordered_map>
 
 namespace dtorch::file {
@@ -51,6 +52,7 @@ class Service {
   void Deliver(shm::Mailbox::Event event);
   void Answer(shm::Mailbox::Event event);
   // `takes`: it is out of its slot.
+  std::string WhyBroken(shm::Mailbox::Place place);
   FuturePtr FutureAt(shm::Mailbox::Place place, bool& has_value, bool takes = true);
   void StopAtExit();
 
@@ -64,6 +66,7 @@ class Service {
   std::mutex mutex_;  // guards the table; taken before the locks of waiter lists
   // By slot and generation: a slot may be used again before its last event was delivered.
   std::unordered_map<uint64_t, Outstanding> outstanding_;
+  std::unordered_map<uint64_t, std::string> explained_;  // OwnerEnd::Explain
   std::atomic<bool> look_out_{false};  // the last wait was short
   std::atomic<int> listening_{0};      // threads that sleep, or are about to
   std::atomic<bool> stopping_{false};

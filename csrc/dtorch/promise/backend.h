@@ -1,6 +1,7 @@
 #pragma once
 
 #include "dtorch/base/api.h"
+#include "dtorch/base/error.h"
 #include "dtorch/future/waiter_list.h"
 #include "dtorch/promise/reservation.h"
 
@@ -39,6 +40,10 @@ class DTORCH_API OwnerEnd : public Source {
   /// each Hold() is followed by a Drop().
   virtual void Hold() = 0;
   virtual void Drop() = 0;
+  /// Before a Drop(): what is said if that breaks the promise.
+  virtual void Explain(std::string why) = 0;
+  /// Behind a Hold(): it is passed on, and is not broken before whoever gets it has dropped it.
+  virtual void HandOver() = 0;
 };
 
 /// The end in a process that has unpickled the token, or has inherited the promise by a fork. Going
@@ -66,6 +71,13 @@ class DTORCH_API ProducerEnd {
   virtual at::Tensor Lend(at::IntArrayRef size, c10::ScalarType dtype) = 0;
 };
 
+/// Why an owner cannot be reached in some way; there may be another.
+class DTORCH_API UnreachableError : public DTorchError {
+ public:
+  using DTorchError::DTorchError;
+  ~UnreachableError() override;
+};
+
 class DTORCH_API Backend {
  public:
   virtual ~Backend();
@@ -80,8 +92,10 @@ class DTORCH_API Backend {
     std::shared_ptr<OwnerEnd> owner_end;
     std::unique_ptr<ProducerEnd> producer_end;
   };
-  /// DTorchError, which says why, if this backend cannot reach the owner.
+  /// UnreachableError, which says why, if this backend cannot reach the owner.
   virtual Imported Import(const std::string& token, bool has_value) = 0;
+  /// Whether the token is of a promise of this process.
+  virtual bool IsHome(const std::string& token) = 0;
 
   /// In a forked child: an end of the promise whose owner's end `inherited` was the parent's.
   virtual std::unique_ptr<ProducerEnd> Inherit(const OwnerEnd& inherited) = 0;
@@ -89,5 +103,23 @@ class DTORCH_API Backend {
 
 DTORCH_API void SetFileBackend(Backend* backend);
 DTORCH_API Backend& FileBackend();
+
+/// How a promise leaves its machine. The owner holds it in place of whoever has it far away, and
+/// fulfils it on their behalf: to the file backend they are producers in the owner's own process.
+class DTORCH_API Network {
+ public:
+  virtual ~Network();
+  /// What other machines call this process; empty if it is not to be reached.
+  virtual std::string Name() = 0;
+  /// An end that works through the owner, which is called `worker`. UnreachableError, which says
+  /// why, if there is no such one.
+  virtual std::unique_ptr<ProducerEnd> Reach(const std::string& worker, const std::string& token,
+                                             bool has_value) = 0;
+  /// Nobody can fulfil it but through the network: it fails if that is shut down.
+  virtual void Rely(std::weak_ptr<OwnerEnd> end) = 0;
+};
+
+DTORCH_API void SetNetwork(Network* network);
+DTORCH_API Network* NetworkIfAny();
 
 }  // namespace dtorch

@@ -33,14 +33,20 @@ bool MayBeQueued(const at::Tensor& value) {
   return !value.has_storage() || !value.unsafeGetTensorImpl()->unsafe_storage().device().is_meta();
 }
 
+bool WasCancelled(const FuturePtr& future) {
+  if (!future->completed() || !future->hasError()) return false;
+  try {
+    std::rethrow_exception(future->exception_ptr());
+  } catch (const CancelledError&) {
+    return true;
+  } catch (...) {
+    return false;
+  }
+}
+
 std::vector<c10::Device> Devices() {
   const auto devices = GetAcceleratorValues().devices;
   return devices ? devices() : std::vector<c10::Device>();
-}
-
-template <typename State>
-c10::intrusive_ptr<State> FromTokenImpl(const std::string& token, bool has_value) {
-  return c10::make_intrusive<State>(FileBackend().Import(token, has_value));
 }
 
 }  // namespace
@@ -54,12 +60,16 @@ PromiseState::PromiseState(c10::TypePtr value_type, PromiseMode mode)
   Log(LogLevel::kDebug, kComponent, "made, of future ", future_.get());
 }
 
-PromiseState::PromiseState(Backend::Imported imported)
+PromiseState::PromiseState(const PromiseToken& token, bool has_value)
+    : PromiseState(token, token.Import(has_value)) {}
+
+PromiseState::PromiseState(const PromiseToken& token, Backend::Imported imported)
     : future_(std::move(imported.future)),
       producer_(std::move(imported.producer_end)),
       fork_generation_(ForkGeneration()),
-      mode_(PromiseMode::kFile),
-      of_token_(true) {
+      mode_(token.network_only ? PromiseMode::kNetwork : PromiseMode::kAuto),
+      of_token_(true),
+      worker_(token.worker) {
   if (imported.owner_end) imported.owner_end->Hold();
   Log(LogLevel::kDebug, kComponent, "made of a token");
 }
@@ -148,11 +158,25 @@ bool PromiseState::is_pending() const {
 }
 
 std::string PromiseState::Token() {
-  if (ProducerEnd* end = producer()) return end->Token();
-  if (mode_.load() == PromiseMode::kMemory) {
+  const PromiseMode mode = mode_.load();
+  const bool network_only = mode == PromiseMode::kNetwork;
+  if (ProducerEnd* end = producer()) {
+    return PromiseToken{end->Token(), worker_, network_only}.ToText();
+  }
+  if (mode == PromiseMode::kMemory) {
     throw DTorchError(
         "expected a promise that can leave its process, got one of mode 'memory', which cannot: "
-        "make it with mode 'auto' or 'file'");
+        "make it with mode 'auto', 'file' or 'network'");
+  }
+  std::string worker;
+  if (Network* network = mode == PromiseMode::kFile ? nullptr : NetworkIfAny()) {
+    worker = network->Name();
+  }
+  if (network_only && worker.empty()) {
+    throw DTorchError(
+        "expected a promise that can leave its process, got one of mode 'network' where "
+        "torch.distributed.rpc is not initialised: call dtorch_ops.network.init() or "
+        "rpc.init_rpc() first, or make it with mode 'auto'");
   }
   if (!is_pending()) ThrowSatisfied();
   std::shared_ptr<OwnerEnd> end = EndOf(future_);
@@ -165,12 +189,15 @@ std::string PromiseState::Token() {
   if (!end || !is_pending()) ThrowSatisfied();
   Log(LogLevel::kDebug, kComponent, "may be fulfilled by other processes, of future ",
       future_.get());
-  return end->Token();
+  if (network_only) NetworkIfAny()->Rely(end);
+  if (of_token_) end->HandOver();
+  return PromiseToken{end->Token(), worker, network_only}.ToText();
 }
 
 void PromiseState::ThrowSatisfied() const {
+  // One of a token learns of it from the future alone.
   throw PromiseAlreadySatisfiedError(
-      status_.load() == Status::kCancelled
+      status_.load() == Status::kCancelled || (of_token_ && future_ && WasCancelled(future_))
           ? "the promise was cancelled by its owner: nobody waits for this value any more"
           : "the promise has been fulfilled before: it takes one value or one error");
 }
@@ -234,11 +261,15 @@ bool PromiseState::Cancel() {
   return true;
 }
 
+void PromiseState::Explain(std::string why) const {
+  if (const auto end = EndOf(future())) end->Explain(std::move(why));
+}
+
 TensorPromiseState::TensorPromiseState(PromiseMode mode)
     : PromiseState(c10::TensorType::get(), mode) {}
 
 c10::intrusive_ptr<TensorPromiseState> TensorPromiseState::FromToken(const std::string& token) {
-  return FromTokenImpl<TensorPromiseState>(token, /*has_value=*/true);
+  return c10::make_intrusive<TensorPromiseState>(PromiseToken::FromText(token));
 }
 
 void TensorPromiseState::Set(at::Tensor value) {
@@ -265,7 +296,7 @@ at::Tensor TensorPromiseState::Empty(at::IntArrayRef size, c10::ScalarType dtype
 VoidPromiseState::VoidPromiseState(PromiseMode mode) : PromiseState(c10::NoneType::get(), mode) {}
 
 c10::intrusive_ptr<VoidPromiseState> VoidPromiseState::FromToken(const std::string& token) {
-  return FromTokenImpl<VoidPromiseState>(token, /*has_value=*/false);
+  return c10::make_intrusive<VoidPromiseState>(PromiseToken::FromText(token));
 }
 
 void VoidPromiseState::Set() {

@@ -4,6 +4,7 @@
 #include "dtorch/future/waiter_list.h"
 #include "dtorch/promise/backend.h"
 #include "dtorch/promise/reservation.h"
+#include "dtorch/promise/token.h"
 
 #include <ATen/core/ivalue.h>
 
@@ -17,10 +18,11 @@ namespace dtorch {
 
 /// Where a promise may be fulfilled.
 enum class PromiseMode : uint8_t {
-  kUnset,   // as kAuto, until SetMode()
-  kAuto,    // in this process, and wherever it travels
-  kMemory,  // in this process alone
-  kFile,    // in any process of this machine
+  kUnset,    // as kAuto, until SetMode()
+  kAuto,     // in this process, and wherever it travels
+  kMemory,   // in this process alone
+  kFile,     // in any process of this machine
+  kNetwork,  // wherever RPC leads
 };
 
 /// What the handles of one promise share: the end of a future that is fulfilled once.
@@ -42,7 +44,7 @@ class DTORCH_API PromiseState : public torch::CustomClassHolder {
  public:
   PromiseState(c10::TypePtr value_type, PromiseMode mode);
   /// Of a token.
-  explicit PromiseState(Backend::Imported imported);
+  PromiseState(const PromiseToken& token, bool has_value);
   ~PromiseState() override;
 
   /// For a binding whose objects exist before their arguments are known. DTorchError if the mode
@@ -70,12 +72,15 @@ class DTORCH_API PromiseState : public torch::CustomClassHolder {
   /// where the future is not.
   bool Cancel();
 
+  /// What is said if this object, which goes now, was the last that could have fulfilled the promise.
+  void Explain(std::string why) const;
+
   /// DTorchError where the future is not.
   const FuturePtr& future() const;
   bool is_pending() const;
 
-  /// Text that makes the promise in another process of this machine: FromToken(). DTorchError if
-  /// its mode forbids that, PromiseAlreadySatisfiedError if there is nothing left to fulfil.
+  /// Text that makes the promise in another process: FromToken(). DTorchError if its mode forbids
+  /// that, PromiseAlreadySatisfiedError if there is nothing left to fulfil.
   std::string Token();
 
   /// In a forked child, for a promise that it was given: this process is a producer of it from now
@@ -91,6 +96,7 @@ class DTORCH_API PromiseState : public torch::CustomClassHolder {
  private:
   enum class Status : uint8_t { kPending, kSatisfied, kCancelled };
 
+  PromiseState(const PromiseToken& token, Backend::Imported imported);
   bool TryLeavePending(Status to);
   bool TryClaim(Status to);  // for a completion by this process: from wherever the promise is
   [[noreturn]] void ThrowSatisfied() const;
@@ -101,6 +107,7 @@ class DTORCH_API PromiseState : public torch::CustomClassHolder {
   const uint32_t fork_generation_;
   std::atomic<PromiseMode> mode_;
   const bool of_token_;
+  const std::string worker_;  // of a token: the owner, in the network
   std::atomic<Status> status_{Status::kPending};
 };
 
@@ -108,7 +115,8 @@ class DTORCH_API PromiseState : public torch::CustomClassHolder {
 class DTORCH_API TensorPromiseState final : public PromiseState {
  public:
   explicit TensorPromiseState(PromiseMode mode = PromiseMode::kAuto);
-  explicit TensorPromiseState(Backend::Imported imported) : PromiseState(std::move(imported)) {}
+  explicit TensorPromiseState(const PromiseToken& token)
+      : PromiseState(token, /*has_value=*/true) {}
   static c10::intrusive_ptr<TensorPromiseState> FromToken(const std::string& token);
 
   /// In its own process `value` is delivered as it is. c10::ValueError if it is undefined.
@@ -123,7 +131,8 @@ class DTORCH_API TensorPromiseState final : public PromiseState {
 class DTORCH_API VoidPromiseState final : public PromiseState {
  public:
   explicit VoidPromiseState(PromiseMode mode = PromiseMode::kAuto);
-  explicit VoidPromiseState(Backend::Imported imported) : PromiseState(std::move(imported)) {}
+  explicit VoidPromiseState(const PromiseToken& token)
+      : PromiseState(token, /*has_value=*/false) {}
   static c10::intrusive_ptr<VoidPromiseState> FromToken(const std::string& token);
 
   void Set();

@@ -10,6 +10,7 @@
 
 #include <exception>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace dtorch {
@@ -43,10 +44,11 @@ struct AcceleratorValues {
   /// Fulfils `promise` with `value`, of an accelerator, when that has been computed. Throws what
   /// setting a value does, and reserves the promise before it returns.
   void (*fulfil)(PromiseState& promise, const at::Tensor& value) = nullptr;
-  /// Completes `future` with a copy of `value` where that is wanted, or else on `device`; where
-  /// this process has no such device, with `value` itself. That is on the CPU, or in memory of
-  /// `device` that was provided. Throws if what is wanted is not to be had.
-  void (*deliver)(const FuturePtr& future, at::Tensor value, c10::Device device) = nullptr;
+  /// Completes `reservation` with a copy of `value` on `wanted`, or else on `device`; where this
+  /// process has no such device, with `value` itself. That is on the CPU, or in memory of `device`
+  /// that was provided. Throws if what is wanted is not to be had: then it still is the caller's.
+  void (*deliver)(std::unique_ptr<Reservation>& reservation, at::Tensor value, c10::Device device,
+                  std::optional<c10::Device> wanted) = nullptr;
   /// Answers a request of another process. Does not block: a thread of its own may.
   void (*provide)(DeviceMemoryRequest request) = nullptr;
   /// Those that may be in use: what futures of promises are made with. Does not ask the driver.

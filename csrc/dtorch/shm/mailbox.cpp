@@ -270,6 +270,13 @@ void Mailbox::DropAtHome(Place place) {
   if (local && local->holds_at_home > 0 && --local->holds_at_home == 0) Attend(place.slot);
 }
 
+void Mailbox::HandOverAtHome(Place place) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!Find(place)) return;
+  meta_.slot(place.slot).handed_over.store(place.generation);
+  meta_.slot(place.slot).handovers.fetch_add(1);
+}
+
 // Asks the listening thread to look at a slot, as a producer does.
 void Mailbox::Attend(uint32_t slot) {
   meta_.ready()[slot / 64].fetch_or(uint64_t{1} << slot % 64);

@@ -87,6 +87,8 @@ class DTORCH_API Mailbox {
   /// This process is a producer of its own promise, having unpickled its token. Counted.
   void HoldAtHome(Place place);
   void DropAtHome(Place place);
+  /// What it holds is passed on: not broken before whoever gets it has dropped it.
+  void HandOverAtHome(Place place);
 
   /// Between these a thread waits for this very promise: the bell, a counter, is increased, and
   /// woken as a shared futex, when the promise is fulfilled. Before the thread sleeps, and behind

@@ -1,0 +1,164 @@
+#include "dtorch/network/peers.h"
+
+#include "dtorch/base/error.h"
+#include "dtorch/future/complete.h"
+#include "dtorch/future/wait.h"
+#include "dtorch/network/rpc.h"
+#include "dtorch/network/timer.h"
+
+#include <ATen/core/jit_type.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace dtorch::network {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kBeatMs = 1000;
+std::atomic<int64_t> lost_after_ms{30'000};
+
+struct Peers {
+  std::mutex mutex;
+  std::unordered_map<std::string, Clock::time_point> heard;
+  uint64_t next_answer = 0;
+  std::unordered_map<uint64_t, FuturePtr> answers;  // that are still to be given
+};
+Peers& GetPeers() {
+  static auto* peers = new Peers;  // leaked on purpose: RPC's threads may outlive everything
+  return *peers;
+}
+
+std::string WhyLost(const std::string& worker, const FuturePtr& failed) {
+  if (IsTimeout(failed)) {
+    return "worker '" + worker + "' has given no sign for " +
+           std::to_string(GetLostAfterMs() / 1000) + " s (dtorch_ops.network.set_lost_after)";
+  }
+  std::string said = failed->tryRetrieveErrorMessage();
+  said = said.substr(0, said.find('\n'));
+  return "the connection to worker '" + worker + "' is lost: " + said;
+}
+
+struct WatchOf {
+  std::string worker;
+  bool answers_later;
+  std::function<bool()> is_wanted;
+  std::function<void(const std::string& why)> on_lost;
+};
+
+void Ask(const std::shared_ptr<const WatchOf>& watch);
+
+void OnAnswer(const std::shared_ptr<const WatchOf>& watch, const FuturePtr& answer) {
+  if (!watch->is_wanted()) return;
+  if (answer->hasError()) {
+    // What is large holds up what is behind it, on a slow line.
+    if (IsTimeout(answer) && ValuesOnTheWayTo(watch->worker) > 0) return Ask(watch);
+    watch->on_lost(WhyLost(watch->worker, answer));
+  } else if (watch->answers_later) {
+    Ask(watch);
+  } else {
+    RunAfter(std::min(kBeatMs, GetLostAfterMs() / 4), [watch] {
+      if (watch->is_wanted()) Ask(watch);
+    });
+  }
+}
+
+void Ask(const std::shared_ptr<const WatchOf>& watch) {
+  const int64_t limit = GetLostAfterMs();
+  const FuturePtr answer =
+      watch->answers_later
+          ? AskLater(watch->worker, limit / 4, limit - limit / 4)
+          : Call(watch->worker, {.verb = Verb::kBeat, .sender = SelfName()}, limit - limit / 4);
+  answer->addCallback([watch](c10::ivalue::Future& answered) {
+    OnAnswer(watch, FuturePtr::reclaim_copy(&answered));
+  });
+}
+
+}  // namespace
+
+void SetLostAfterMs(int64_t ms) { lost_after_ms = ms; }
+int64_t GetLostAfterMs() { return lost_after_ms; }
+
+void Watch(const std::string& worker, bool answers_later, std::function<bool()> is_wanted,
+           std::function<void(const std::string& why)> on_lost) {
+  Ask(std::make_shared<const WatchOf>(
+      WatchOf{worker, answers_later, std::move(is_wanted), std::move(on_lost)}));
+}
+
+void HeardFrom(const std::string& sender) {
+  Peers& peers = GetPeers();
+  std::lock_guard<std::mutex> lock(peers.mutex);
+  peers.heard[sender] = Clock::now();
+}
+
+FuturePtr AnswerLater(const std::string& sender, int64_t after_ms) {
+  HeardFrom(sender);
+  auto answer = c10::make_intrusive<c10::ivalue::Future>(c10::NoneType::get());
+  if (SelfName().empty()) {  // it leaves
+    CompleteWithValue(answer, c10::IValue());
+    return answer;
+  }
+  Peers& peers = GetPeers();
+  uint64_t number = 0;
+  {
+    std::lock_guard<std::mutex> lock(peers.mutex);
+    number = ++peers.next_answer;
+    peers.answers.emplace(number, answer);
+  }
+  RunAfter(std::max<int64_t>(after_ms, 0), [&peers, number] {
+    FuturePtr due;
+    {
+      std::lock_guard<std::mutex> lock(peers.mutex);
+      const auto it = peers.answers.find(number);
+      if (it == peers.answers.end()) return;
+      due = std::move(it->second);
+      peers.answers.erase(it);
+    }
+    CompleteWithValue(due, c10::IValue());
+  });
+  return answer;
+}
+
+void StopAnswering() {
+  Peers& peers = GetPeers();
+  std::unordered_map<uint64_t, FuturePtr> due;
+  {
+    std::lock_guard<std::mutex> lock(peers.mutex);
+    due = std::exchange(peers.answers, {});
+    peers.heard.clear();
+  }
+  for (const auto& [number, answer] : due) CompleteWithValue(answer, c10::IValue());
+}
+
+void WaitFor(const FuturePtr& reply, const std::string& worker) {
+  Peers& peers = GetPeers();
+  const auto start = Clock::now();
+  for (;;) {
+    const int64_t limit = GetLostAfterMs();
+    if (WaitUntil(reply, Deadline::AfterMs(std::clamp<int64_t>(limit / 4, 1, 1000)))) break;
+    auto sign = start;
+    {
+      std::lock_guard<std::mutex> lock(peers.mutex);
+      const auto it = peers.heard.find(worker);
+      if (it != peers.heard.end()) sign = std::max(sign, it->second);
+    }
+    if (Clock::now() - sign > std::chrono::milliseconds(limit)) {
+      throw BrokenPromiseError("worker '" + worker +
+                               "', which waits for the promise, has given no sign for " +
+                               std::to_string(limit / 1000) +
+                               " s (dtorch_ops.network.set_lost_after): nobody may be left to "
+                               "take the value");
+    }
+  }
+  if (!reply->hasError()) return;
+  throw BrokenPromiseError(WhyLost(worker, reply) + "; it waits for the promise");
+}
+
+}  // namespace dtorch::network

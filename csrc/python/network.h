@@ -1,0 +1,13 @@
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace dtorch::python {
+
+/// What Python's side of the network needs: see dtorch_ops/network.py.
+void BindNetwork(pybind11::module_& m);
+
+/// Host::join_network.
+bool JoinNetwork();
+
+}  // namespace dtorch::python

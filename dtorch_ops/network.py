@@ -1,0 +1,166 @@
+"""Promises that are fulfilled on other machines, through ``torch.distributed.rpc``.
+
+Once RPC is initialised, with :func:`init` or with ``torch.distributed.rpc.init_rpc``, a promise of
+mode "auto" that is unpickled where shared memory does not reach is fulfilled through RPC; one of
+mode "network" always is. docs/network.md says how.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed import rpc
+
+from . import _C, _torchscript
+
+__all__ = ["init", "lost_after", "set_lost_after", "shutdown"]
+
+# How long a worker that leaves waits for what a device was still computing.
+_FLUSH_MS = 10_000
+
+
+def init(
+    name: str | None = None,
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    init_method: str = "env://",
+    interface: str | None = None,
+    lost_after: float | None = None,
+    **options: Any,
+) -> None:
+    """Initialise ``torch.distributed.rpc`` as suits promises; under ``torchrun`` without arguments.
+
+    Thin: what it does is ``rpc.init_rpc`` with TensorPipe over TCP alone. Its transport through
+    shared memory keeps cores busy while nothing happens, and promises need none: those of one
+    machine have their own. Blocks until all workers have called it.
+
+    Args:
+        name: of this worker, by which the others reach it; None is ``worker<rank>``.
+        rank: its number from 0; None is the environment's ``RANK``.
+        world_size: how many workers there are; None is the environment's ``WORLD_SIZE``.
+        init_method: where the workers meet: "env://" (``MASTER_ADDR`` and ``MASTER_PORT``), or
+            "tcp://host:port" of rank 0.
+        interface: the network interface whose address the others connect to; None is the
+            environment's ``TP_SOCKET_IFNAME``, or that of the host's name.
+        lost_after: as for :func:`set_lost_after`.
+        options: of ``rpc.TensorPipeRpcBackendOptions``: ``num_worker_threads``, ``rpc_timeout``
+            (of the user's own calls; it does not limit promises), ``device_maps``, ``devices``.
+
+    Raises:
+        ValueError: no rank or world size.
+        RuntimeError: RPC is initialised already, or the workers do not meet.
+
+    Example:
+        >>> dtorch_ops.network.init(  # doctest: +SKIP
+        ...     "trainer", rank=0, world_size=2, init_method="tcp://10.0.0.1:29500")
+    """
+    rank = _number("rank", "RANK", rank)
+    world_size = _number("world_size", "WORLD_SIZE", world_size)
+    if rpc._is_current_rpc_agent_set():
+        raise RuntimeError(
+            "expected torch.distributed.rpc not to be initialised, but it is: promises work with "
+            "it as it is, so init() is not needed"
+        )
+    if lost_after is not None:
+        set_lost_after(lost_after)
+    if interface is not None:
+        os.environ["TP_SOCKET_IFNAME"] = interface
+    options.setdefault("_transports", ["uv"])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "You are using a Backend")  # it is RPC that does
+        rpc.init_rpc(
+            f"worker{rank}" if name is None else name,
+            rank=rank,
+            world_size=world_size,
+            rpc_backend_options=rpc.TensorPipeRpcBackendOptions(init_method=init_method, **options),
+        )
+
+
+def _number(argument: str, variable: str, given: int | None) -> int:
+    if given is not None:
+        return given
+    text = os.environ.get(variable)
+    if text is None:
+        raise ValueError(
+            f"{argument}: expected a number, here or in the environment's {variable}, got neither: "
+            "give it, or start the program with torchrun"
+        )
+    return int(text)
+
+
+def shutdown(graceful: bool = True, timeout: float = 0) -> None:
+    """``rpc.shutdown``: what is still pending with another worker fails, and says so.
+
+    Args:
+        graceful: wait until all workers have called it.
+        timeout: of that, in seconds; 0 is no limit.
+    """
+    rpc.shutdown(graceful, timeout)
+
+
+def set_lost_after(seconds: float) -> None:
+    """Set how long a worker may give no sign before it counts as lost; 30 s at first.
+
+    One whose connection is closed, since it has died, is lost at once. One that is merely slow, or
+    busy, or holds Python's lock, gives signs all the same. For this process; the others have their
+    own.
+
+    Args:
+        seconds: at least 0.1.
+
+    Raises:
+        ValueError: less than that.
+    """
+    if not seconds >= 0.1:
+        raise ValueError(f"seconds: expected at least 0.1, got {seconds}")
+    _C.set_lost_after_ms(min(int(seconds * 1000), 2**31))
+
+
+def lost_after() -> float:
+    """How long a worker may give no sign before it counts as lost, in seconds."""
+    return _C.lost_after_ms() / 1000
+
+
+# ---- What the native library asks for ------------------------------------------------------------
+
+
+def _join() -> bool:
+    """Called before this process first meets another one: see Host::join_network."""
+    return _torchscript.define_answer_later()
+
+
+def _see_to_shutdown() -> None:
+    """Have RPC's shutdown tell us: it has no hook, and waits for every call that is under way.
+
+    Done when this is imported: a worker that only serves others is in the middle of ``shutdown()``
+    all the time. What it calls there, one after the other, it looks up as it goes.
+    """
+    from torch.distributed.rpc import api
+
+    def before(step: str, do: Callable[..., object]) -> None:
+        call = getattr(api, step)
+
+        @functools.wraps(call)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            do(*args)
+            return call(*args, **kwargs)
+
+        setattr(api, step, wrapped)
+
+    def leave(*_: object) -> None:
+        _C.leave_network()
+
+    # Until all workers have called it; others may still want what is under way from here.
+    before("_wait_all_workers", lambda *_: _C.flush_promises(_FLUSH_MS))
+    before("_delete_all_user_and_unforked_owner_rrefs", leave)
+    # Of workers that come and go.
+    before("_group_membership_management", lambda _, name, is_join: is_join or leave())
+    before("_finalize_shutdown", leave)
+
+
+_see_to_shutdown()
