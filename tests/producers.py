@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import builtins
 import concurrent.futures
+import ctypes
 import os
 import pickle
 import signal
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -374,3 +376,118 @@ def error_of_token(token: str) -> str:
     except dtorch_ops.DTorchError as error:
         return f"{type(error).__name__}: {error}"
     return "none"
+
+
+# ---- Other machines -----------------------------------------------------------------------------
+
+
+def set_after_holding_the_lock(promise: Promise, milliseconds: int) -> None:
+    """Without giving Python's lock away meanwhile, as a slow extension does."""
+    ctypes.PyDLL(None).usleep(milliseconds * 1000)
+    promise.set_value(torch.tensor(1.0))
+
+
+def time_of_setting(promise: Promise) -> float:
+    """On the monotonic clock, when it had been acknowledged."""
+    promise.set_value(torch.tensor(1.0))
+    return time.monotonic()
+
+
+def refusals(token: str) -> str:
+    """What making a promise of a token says here."""
+    try:
+        Promise.from_token(token)
+    except dtorch_ops.DTorchError as error:
+        return str(error)
+    return "none"
+
+
+def attached() -> int:
+    """Processes whose shared memory this one has attached itself to."""
+    return dtorch_ops.stats()["consumers"]
+
+
+def all_reduce_while_setting(promises: list[Promise], rank: int, port: int) -> list[float]:
+    """Sums of collectives of the user's own group, which run beside the promises."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
+    )
+    setter = threading.Thread(target=set_many, args=(promises,))
+    setter.start()
+    sums = []
+    for index in range(100):
+        value = torch.tensor(float(index + rank))
+        torch.distributed.all_reduce(value)
+        sums.append(value.item())
+    setter.join()
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    return sums
+
+
+def make_promises(count: int) -> bytes:
+    """Of this process; await_made() tells what becomes of them."""
+    global _made
+    promises = [Promise() for _ in range(count)]
+    _made = [promise.get_future() for promise in promises]
+    return pickle.dumps(promises)
+
+
+_made: list[Any] = []
+
+
+def values_of_made() -> list[float]:
+    return [future.wait(30_000).item() for future in _made]
+
+
+def error_in_forked_child(promise: Promise) -> str:
+    """What it says in a child that was forked from a process with RPC."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write, error_of_set(promise).encode())
+        os._exit(0)
+    os.close(write)
+    os.waitpid(child, 0)
+    with os.fdopen(read) as said:
+        return said.read()
+
+
+def hold_the_lock(milliseconds: int) -> float:
+    """Python's. When it was given back, on the monotonic clock."""
+    ctypes.PyDLL(None).usleep(milliseconds * 1000)
+    return time.monotonic()
+
+
+def error_of_set_token(token: str) -> str:
+    return error_of_set(Promise.from_token(token))
+
+
+def load_and_hold(data: bytes) -> None:
+    _held.extend(pickle.loads(data))
+
+
+def set_full_for_ever(promise: Promise, size: tuple[int, ...]) -> None:
+    """The promise, and then promises of this process's own, over and over: there is always one."""
+    value = torch.ones(size)
+    promise.set_value(value)
+    while True:
+        value.add_(1)
+
+
+def shut_down() -> str:
+    """Of RPC, once all have called it; and what the first of made promises says."""
+    dtorch_ops.network.shutdown()
+    if not _made:
+        return ""
+    try:
+        _made[0].wait(30_000)
+    except dtorch_ops.DTorchError as error:
+        return f"{type(error).__name__}: {error}"
+    return "none"
+
+
+def join_again(rank: int, port: int) -> None:
+    import network_group
+
+    network_group.join(f"worker{rank}", rank, 2, port)

@@ -205,8 +205,8 @@ void Complete(Reserved& reserved, const Request& request) {
   }
 }
 
-// Takes the promise, which is what the producer is told, and completes it: in a thread of its own if
-// that runs callbacks, which may block, or wait for what that producer sends next.
+// Takes the promise, which is what the producer is told, and completes it: in a thread of its own
+// if that runs callbacks, which may block, or wait for what that producer sends next.
 void Fulfil(Request request) {
   Table& table = GetTable();
   auto reserved = std::make_shared<Reserved>();

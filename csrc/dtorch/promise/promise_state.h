@@ -72,7 +72,8 @@ class DTORCH_API PromiseState : public torch::CustomClassHolder {
   /// where the future is not.
   bool Cancel();
 
-  /// What is said if this object, which goes now, was the last that could have fulfilled the promise.
+  /// What is said if this object, which goes now, was the last that could have fulfilled the
+  /// promise.
   void Explain(std::string why) const;
 
   /// DTorchError where the future is not.

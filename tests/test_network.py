@@ -1,0 +1,371 @@
+"""Promises of other machines: who is lost, what shows there, and what lives beside it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+import queue
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import producers
+import pytest
+import torch
+from helpers import check_python
+from network_group import Group, Worker, far_away, free_port
+from peer import Peer
+
+import dtorch_ops
+from dtorch_ops import network
+
+LIMIT_MS = 30_000
+BrokenPromiseError = dtorch_ops.BrokenPromiseError
+Promise = dtorch_ops.TensorPromise
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[Group]:
+    made = Group(workers=9)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def worker(group: Group) -> Worker:
+    """One that lives."""
+    return group.take()
+
+
+@pytest.fixture
+def mortal(group: Group) -> Worker:
+    """One for a test that ends it."""
+    return group.take()
+
+
+@pytest.fixture
+def soon() -> Iterator[None]:
+    """The limit of the silent, so short that a test can wait for it."""
+    before = network.lost_after()
+    network.set_lost_after(1.0)
+    yield
+    network.set_lost_after(before)
+
+
+def pending(cls: Any = Promise, mode: str = "auto") -> tuple[Any, Any]:
+    promise = cls(mode)
+    return promise, promise.get_future()
+
+
+# ---- Which way ----------------------------------------------------------------------------------
+
+
+def test_a_token_names_the_worker_where_rpc_is_initialised(group: Group) -> None:
+    assert Promise().token().endswith("@owner")
+    assert Promise("network").token().endswith("=owner")
+    assert "owner" not in Promise("file").token()
+    assert len(Promise("network").token()) < 300
+
+
+def test_on_one_machine_auto_takes_shared_memory(mortal: Worker) -> None:
+    promise, future = pending()
+    before = mortal.call(producers.attached)
+    Peer.start(mortal, producers.set_full, promise, 3.0)  # as it is, without far_away()
+    mortal.finish()
+    assert future.wait(LIMIT_MS).tolist() == [3.0] * 3
+    assert mortal.call(producers.attached) == before + 1
+    promise, future = pending()
+    mortal.call(producers.set_full, promise, 4.0)
+    assert future.wait(LIMIT_MS).tolist() == [4.0] * 3
+    assert mortal.call(producers.attached) == before + 1
+
+
+def test_in_its_own_process_it_is_the_object(group: Group) -> None:
+    promise, future = pending(mode="network")
+    again = pickle.loads(pickle.dumps(promise))
+    value = torch.ones(2, requires_grad=True)
+    again.set_value(value)
+    assert future.wait(LIMIT_MS) is value
+
+
+WITHOUT_RPC = """
+import dtorch_ops, pickle
+promise = dtorch_ops.TensorPromise("network")
+try:
+    pickle.dumps(promise)
+except dtorch_ops.DTorchError as error:
+    print(error)
+future = promise.get_future()
+promise.set_value(torch.ones(1))  # which it still can
+print(future.get().item())
+"""
+
+
+def test_without_rpc_mode_network_stays_and_says_so() -> None:
+    said = check_python(WITHOUT_RPC).splitlines()
+    assert "not initialised" in said[0] and "dtorch_ops.network.init()" in said[0]
+    assert said[1] == "1.0"
+
+
+@pytest.fixture(scope="module")
+def token_of_the_dead() -> str:
+    """Of a process whose memory is not to be reached any more."""
+    return check_python("print(dtorch_ops.TensorPromise().token())").strip()
+
+
+def test_an_error_says_why_neither_way_leads_there(token_of_the_dead: str) -> None:
+    with Peer() as without:
+        said = without.call(producers.refusals, token_of_the_dead)
+        assert "shared memory" in said and "where it was pickled" in said
+        said = without.call(producers.refusals, f"{token_of_the_dead}@somebody")
+        assert "shared memory" in said and "not initialised here" in said and "'somebody'" in said
+
+
+def test_an_unknown_worker_is_named(worker: Worker, token_of_the_dead: str) -> None:
+    said = worker.call(producers.refusals, f"{token_of_the_dead}@somebody")
+    assert "knows no worker 'somebody'" in said
+
+
+def test_the_owner_says_so_if_the_promise_is_not_its_own(
+    worker: Worker, token_of_the_dead: str
+) -> None:
+    said = worker.call(producers.error_of_set_token, f"{token_of_the_dead}=owner")
+    assert said.startswith("BrokenPromiseError") and "not the one that waits" in said
+
+
+# ---- What travels -------------------------------------------------------------------------------
+
+
+def test_a_large_tensor_and_then_small_ones(worker: Worker) -> None:
+    """Each as it was set, whatever the one before was like."""
+    for size in ((1 << 26,), (3,), (0,), (2, 5), ()):
+        promise, future = pending()
+        worker.call(producers.set_full, promise, 2.0, size)
+        received = future.wait(LIMIT_MS)
+        assert received.shape == size and bool((received == 2).all())
+
+
+def test_a_thousand_at_once(worker: Worker) -> None:
+    promises = [Promise() for _ in range(1000)]
+    futures = [promise.get_future() for promise in promises]
+    worker.call(producers.set_many, promises)
+    values = dtorch_ops.wait_all(futures, timeout_ms=LIMIT_MS)
+    assert [value.item() for value in values] == [float(index) for index in range(1000)]
+
+
+def test_it_goes_from_worker_to_worker(group: Group, worker: Worker, mortal: Worker) -> None:
+    """And is not broken on the way, though nobody has it but its pickle."""
+    promise, future = pending()
+    worker.call(producers.hold, promise)
+    passed_on = worker.call(producers.dump_held)
+    worker.call(producers.release)
+    del promise
+    mortal.call(producers.load_and_set, passed_on, 7.0)
+    assert future.wait(LIMIT_MS).item() == 7.0
+
+
+def test_at_home_too_a_pickle_keeps_it() -> None:
+    promise, future = pending()
+    unpickled = pickle.loads(pickle.dumps(promise))
+    passed_on = pickle.dumps(unpickled)
+    del promise, unpickled
+    pickle.loads(passed_on).set_value(torch.tensor(5.0))
+    assert future.wait(LIMIT_MS).item() == 5.0
+
+
+def test_a_remote_sync(worker: Worker) -> None:
+    promise, future = pending(dtorch_ops.VoidPromise)
+    worker.call(producers.sync_void, promise)
+    assert future.wait(LIMIT_MS) is None
+
+
+# ---- Threads ------------------------------------------------------------------------------------
+
+
+def test_a_callback_may_wait_for_the_next_value_of_the_same_worker(worker: Worker) -> None:
+    first, future = pending()
+    second, next_future = pending()
+    chained = future.then(lambda f: f.value() + next_future.wait(LIMIT_MS))
+    worker.call(producers.set_many, [first, second], 1.0)
+    assert chained.wait(LIMIT_MS).item() == 3.0
+
+
+def test_the_owner_needs_no_python_lock_to_take_a_value(worker: Worker) -> None:
+    promise, future = pending()
+    worker.start(producers.time_of_setting, promise)
+    released = producers.hold_the_lock(700)
+    assert worker.finish() < released
+    assert future.wait(LIMIT_MS).item() == 1.0
+
+
+def test_a_forked_child_says_that_rpc_does_not_work_there(worker: Worker) -> None:
+    promise, future = pending()
+    said = worker.call(producers.error_in_forked_child, promise)
+    assert said.startswith("DTorchError") and "forked" in said
+    with pytest.raises(BrokenPromiseError):
+        future.wait(LIMIT_MS)
+
+
+# ---- Beside the user's own ----------------------------------------------------------------------
+
+
+def test_collectives_run_beside_it(worker: Worker) -> None:
+    """500 promises each way, while both processes reduce and meet, in a group of their own."""
+    promises = [Promise() for _ in range(500)]
+    futures = [promise.get_future() for promise in promises]
+    theirs = pickle.loads(
+        worker.call(producers.make_promises, 500).replace(
+            f"@{worker.name}".encode(), f"={worker.name}".encode()
+        )
+    )
+    port = free_port()
+    worker.start(producers.all_reduce_while_setting, promises, 1, port)
+    sums = producers.all_reduce_while_setting(theirs, 0, port)
+    assert sums == worker.finish() == [2.0 * index + 1 for index in range(100)]
+    values = dtorch_ops.wait_all(futures, timeout_ms=LIMIT_MS)
+    assert [value.item() for value in values] == [float(index) for index in range(500)]
+    assert worker.call(producers.values_of_made) == [float(index) for index in range(500)]
+
+
+# ---- Who is lost --------------------------------------------------------------------------------
+
+
+def test_a_worker_that_is_killed_is_named(mortal: Worker) -> None:
+    promise, future = pending()
+    mortal.call(producers.hold, promise)
+    mortal.kill()
+    with pytest.raises(BrokenPromiseError, match=f"connection to worker '{mortal.name}' is lost"):
+        future.wait(LIMIT_MS)
+
+
+def test_a_worker_that_is_killed_in_the_middle_of_a_transfer(mortal: Worker) -> None:
+    promise, future = pending()
+    held, held_future = pending()
+    mortal.call(producers.hold, held)
+    mortal.start(producers.set_full_for_ever, promise, (1 << 25,))
+    assert bool((future.wait(LIMIT_MS) == 1).all())
+    mortal.kill()
+    with pytest.raises(BrokenPromiseError):
+        held_future.wait(LIMIT_MS)
+
+
+def test_a_worker_that_gives_no_sign_is_lost(mortal: Worker, soon: None) -> None:
+    promise, future = pending()
+    other, other_future = pending()
+    mortal.call(producers.hold, promise, other)
+    os.kill(mortal.process.pid, signal.SIGSTOP)
+    with pytest.raises(TimeoutError):
+        future.wait(10)  # the caller's own limit
+    with pytest.raises(BrokenPromiseError, match="no sign for 1 s"):
+        future.wait(LIMIT_MS)
+    with pytest.raises(BrokenPromiseError):
+        other_future.wait(LIMIT_MS)
+    # It comes back, and is told.
+    os.kill(mortal.process.pid, signal.SIGCONT)
+    assert mortal.call(producers.set_held) == "PromiseAlreadySatisfiedError"
+
+
+def test_a_slow_worker_is_not_lost(worker: Worker, soon: None) -> None:
+    promise, future = pending()
+    worker.start(producers.set_after_holding_the_lock, promise, 2500)
+    assert future.wait(LIMIT_MS).item() == 1.0
+    worker.finish()
+
+
+def test_one_timeout_does_not_spoil_the_connection(worker: Worker) -> None:
+    promise, future = pending()
+    worker.call(producers.hold, promise)
+    with pytest.raises(TimeoutError):
+        future.wait(1)
+    other, other_future = pending()
+    worker.call(producers.set_full, other, 1.0)
+    assert other_future.wait(LIMIT_MS).tolist() == [1.0] * 3
+    assert worker.call(producers.set_held) == "none"
+    assert future.wait(LIMIT_MS).item() == 0.0
+    worker.call(producers.release)
+
+
+def test_a_limit_has_a_least() -> None:
+    for wrong in (0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="at least 0.1"):
+            network.set_lost_after(wrong)
+    assert network.lost_after() == 30.0
+
+
+# ---- The owner is lost, or leaves ---------------------------------------------------------------
+
+
+class Two:
+    """An owner and a worker, each a process that is told what to do."""
+
+    def __init__(self) -> None:
+        port = free_port()
+        self.owner = Worker(0, 2, port)
+        self.worker = Worker(1, 2, port)
+        for each in (self.owner, self.worker):
+            each.finish()
+
+    def held(self) -> None:
+        """A promise of the owner's, which the worker has."""
+        pickled = self.owner.call(producers.make_promises, 1)
+        self.worker.call(
+            producers.load_and_hold, pickled.replace(b"@worker0", b"=worker0")
+        )
+
+    def close(self) -> None:
+        for each in (self.owner, self.worker):
+            if each.process.is_alive():
+                each.kill()
+
+
+@pytest.fixture
+def two() -> Iterator[Two]:
+    made = Two()
+    yield made
+    made.close()
+
+
+def test_the_owner_is_killed(two: Two) -> None:
+    two.held()
+    two.owner.kill()
+    said = two.worker.call(producers.error_of_setting_held)
+    assert said.startswith("BrokenPromiseError: ") and "worker 'worker0'" in said
+
+
+def test_the_owner_gives_no_sign(two: Two) -> None:
+    two.held()
+    two.worker.call(network.set_lost_after, 1.0)
+    os.kill(two.owner.process.pid, signal.SIGSTOP)
+    said = two.worker.call(producers.error_of_setting_held)
+    assert said.startswith("BrokenPromiseError: ") and "no sign for 1 s" in said
+    assert "nobody may be left" in said
+
+
+def test_a_shutdown_fails_what_is_pending_and_does_not_wait(two: Two) -> None:
+    """For the call that is always under way, which would be answered seconds later."""
+    two.held()
+    two.owner.call(network.set_lost_after, 3600.0)
+    two.held()  # asked with that limit, or answered with the one before
+    two.worker.start(producers.shut_down)
+    said = two.owner.call(producers.shut_down)
+    two.worker.finish()
+    assert said.startswith("BrokenPromiseError: torch.distributed.rpc was shut down while")
+    said = two.worker.call(producers.error_of_setting_held)
+    assert said.startswith("BrokenPromiseError") and "shut down in this process" in said
+
+
+def test_rpc_may_be_initialised_again(two: Two) -> None:
+    two.held()
+    two.worker.start(producers.shut_down)
+    two.owner.call(producers.shut_down)
+    two.worker.finish()
+    port = free_port()
+    two.worker.start(producers.join_again, 1, port)
+    two.owner.call(producers.join_again, 0, port)
+    two.worker.finish()
+    two.worker.call(producers.release)
+    two.held()
+    assert two.worker.call(producers.set_held) == "none"
+    assert two.owner.call(producers.values_of_made) == [0.0]
