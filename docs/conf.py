@@ -32,7 +32,7 @@ python_use_unqualified_type_names = True
 nitpicky = True
 nitpick_ignore_regex = [
     (r"py:.*", r"(asyncio|collections\.abc|concurrent\.futures|logging|os|torch|typing)(\..*)?"),
-    (r"py:class", r"(dtorch_ops\.\w+\.)?[FST]|Tensor|TorchFuture"),
+    (r"py:class", r"(dtorch_ops\.\w+\.)?[FST]|Source|Tensor|TorchFuture|Work"),
     (r"py:class", r"dtorch_ops\.shared_memory\.Stats"),
 ]
 

@@ -16,6 +16,7 @@ from . import functional as functional
 from . import network as network
 from . import profiler as profiler
 from ._library import cmake_prefix_path
+from .adapters import from_future
 from .convert import to_torch, to_torch_async
 from .devices import sync, sync_future
 from .errors import (
@@ -49,6 +50,7 @@ __all__ = [
     "cmake_prefix_path",
     "collect_all",
     "collect_any",
+    "from_future",
     "report_pending",
     "set_cache_limit",
     "stats",

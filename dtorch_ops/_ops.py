@@ -17,11 +17,12 @@ sync = torch.ops.dtorch.sync.default
 
 get_tensor = torch.ops.dtorch.get_tensor.default
 get_tensor_copy = torch.ops.dtorch.get_tensor.copy
+sync_promise = torch.ops.dtorch.sync.promise
 #: Those that fulfil a promise.
 FULFIL = (
     get_tensor,
     get_tensor_copy,
-    torch.ops.dtorch.sync.promise,
+    sync_promise,
     torch.ops.dtorch.sync.devices_promise,
 )
 GET_FUTURE = (torch.ops.dtorch.get_future.default, torch.ops.dtorch.get_future.void)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 from typing import Generic, NoReturn, TypeVar
 
 from torch import Tensor
 
-from . import _C, _asyncio
+from . import _C, _asyncio, _concurrent
+from ._compile import breaks_graph
 from .errors import DTorchError
 
 __all__ = ["Future", "TensorFuture", "TreeFuture", "VoidFuture"]
@@ -31,6 +33,24 @@ class Future(_C.FutureBase[T], Generic[T]):
     """
 
     __slots__ = ()
+
+    @breaks_graph
+    def as_concurrent(self) -> concurrent.futures.Future[T]:
+        """This future as a ``concurrent.futures.Future``, for whatever takes only those.
+
+        ``concurrent.futures.wait`` and ``as_completed`` take it, and ``asyncio.wrap_future``. It is
+        completed by the thread that completes this future, with the same value or error, and
+        consumes nothing; its time limits are seconds. It is pending until then, never running:
+        ``cancel()`` gives up that one alone, and tells all who wait for it, while this future goes
+        on. Where this future is cancelled, by its promise, so is that one. Each call makes another
+        one.
+
+        Example:
+            >>> f = dtorch_ops.to_torch_async(torch.ones(2)).as_concurrent()
+            >>> f.result(timeout=1)
+            tensor([1., 1.])
+        """
+        return _concurrent.as_concurrent(self)
 
     def set_result(self, result: object) -> NoReturn:
         """Refused: a future is completed by its promise or operator."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import functools
 import re
 import subprocess
@@ -472,6 +473,12 @@ def fulfilled() -> Any:
     return dtorch_ops.to_torch_async(torch.full((2,), 3.0))
 
 
+def submitted() -> Any:
+    future: concurrent.futures.Future[Tensor] = concurrent.futures.Future()
+    future.set_result(torch.full((2,), 3.0))
+    return future
+
+
 def bare() -> Any:
     return ops.get_tensor_async(torch.full((2,), 3.0))
 
@@ -503,6 +510,8 @@ BREAKS: dict[str, tuple[Callable[..., Tensor], tuple[Callable[[], Any], ...]]] =
     "wait_all": (lambda t, f: dtorch_ops.wait_all([f])[0] + t, (fulfilled,)),
     "wait_all operator": (lambda t, f: ops.wait_all([f])[0] + t, (fulfilled,)),
     "collect_all": (lambda t, f: dtorch_ops.collect_all([f]).get()[0].value() + t, (fulfilled,)),
+    "from_future": (lambda t, f: dtorch_ops.from_future(f).get() + t, (submitted,)),
+    "as_concurrent": (lambda t, f: f.as_concurrent().result(0) + t, (fulfilled,)),
     "collect_any": (lambda t, f: dtorch_ops.collect_any([f]).get() + t, (fulfilled,)),
 }
 

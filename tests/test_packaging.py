@@ -555,8 +555,10 @@ def test_the_main_names_have_an_example(name):
 
 USER_PROGRAM = """
 import asyncio
+import concurrent.futures
 
 import torch
+import torch.distributed
 from torch import Tensor
 
 import dtorch_ops
@@ -595,6 +597,19 @@ bare: "torch._C.Future[Tensor]" = future
 reveal_type(dtorch_ops.Future(bare).get())  # torch._tensor.Tensor
 reveal_type(dtorch_ops.wait_all([bare]))  # list[torch._tensor.Tensor]
 
+work: "concurrent.futures.Future[Tensor]" = concurrent.futures.Future()
+reveal_type(dtorch_ops.from_future(work))  # dtorch_ops.future.TensorFuture
+reveal_type(dtorch_ops.from_future(future))  # dtorch_ops.future.TensorFuture
+reveal_type(dtorch_ops.from_future(void.get_future()))  # dtorch_ops.future.VoidFuture
+reveal_type(dtorch_ops.from_future(bare))  # dtorch_ops.future.TensorFuture
+reveal_type(dtorch_ops.from_future(work, dtorch_ops.VoidFuture))  # dtorch_ops.future.VoidFuture
+reveal_type(dtorch_ops.from_future(work, kind=dtorch_ops.Future).get())  # Any
+collective = torch.distributed.Work()
+reveal_type(dtorch_ops.from_future(collective))  # dtorch_ops.future.VoidFuture
+reveal_type(dtorch_ops.from_future(collective, dtorch_ops.TensorFuture).get())  # torch._tensor.Tensor
+reveal_type(future.as_concurrent().result(timeout=1))  # torch._tensor.Tensor
+reveal_type(void.get_future().as_concurrent())  # concurrent.futures._base.Future[None]
+
 
 async def main() -> Tensor:
     reveal_type(await future)  # torch._tensor.Tensor
@@ -610,6 +625,7 @@ void.set_value(t)  # error: call-arg
 dtorch_ops.to_torch_async([t], "cpu")  # error: call-overload
 dtorch_ops.to_torch(t, "cpu")  # error: call-overload
 dtorch_ops.wait_all([t])  # error: arg-type
+dtorch_ops.from_future(3)  # error: call-overload
 """  # noqa: E501
 
 # As the docstrings use them: the very objects that were passed come back.
