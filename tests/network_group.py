@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import multiprocessing
 import os
 import socket
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+import producers
 from peer import LIMIT, Peer, _serve
 from torch.distributed import rpc
 
@@ -37,22 +43,85 @@ def far_away(pickled: bytes) -> bytes:
     return bytes(pickled).replace(f"@{OWNER}".encode(), f"={OWNER}".encode())
 
 
-def _serve_worker(connection: Any, name: str, rank: int, world_size: int, port: int) -> None:
-    join(name, rank, world_size, port)
+def _serve_worker(
+    connection: Any, name: str, rank: int, world_size: int, port: int, host: Host | None
+) -> None:
+    if host is None:
+        join(name, rank, world_size, port)
+    else:
+        host.enter()
+        dtorch_ops.network.init(
+            name,
+            rank=rank,
+            world_size=world_size,
+            init_method=f"tcp://{Host.address(0)}:{port}",
+            interface="eth0",
+            _channels=["basic"],  # another one sees that it is the same machine, and is no cable
+        )
     connection.send((True, os.getpid()))
     _serve(connection)
     rpc.shutdown(graceful=False)
 
 
+@dataclass
+class Host:
+    """A network namespace, whose ``eth0`` is one end of a cable between two."""
+
+    name: str
+    number: int
+
+    @staticmethod
+    def address(number: int) -> str:
+        return f"10.231.77.{number + 1}"
+
+    def enter(self) -> None:
+        """For this process, which has no other thread yet. Its addresses are the host's alone."""
+        libc = ctypes.CDLL(None, use_errno=True)
+        with open(f"/var/run/netns/{self.name}") as namespace:
+            if libc.setns(namespace.fileno(), 0x40000000) != 0:  # CLONE_NEWNET
+                raise OSError(ctypes.get_errno(), "setns")
+        os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
+
+    def run(self, command: str) -> None:
+        """``ip`` or ``tc``, in here."""
+        program, *words = command.split()
+        subprocess.run([program, "-n", self.name, *words], check=True, capture_output=True)
+
+
+@contextlib.contextmanager
+def two_hosts() -> Iterator[tuple[Host, Host]]:
+    """Root only: OSError or CalledProcessError where that is not to be had."""
+    hosts = (Host(f"dtorch-a{os.getpid()}", 0), Host(f"dtorch-b{os.getpid()}", 1))
+
+    def ip(words: str) -> None:
+        subprocess.run(["ip", *words.split()], check=True, capture_output=True)
+
+    try:
+        for host in hosts:
+            ip(f"netns add {host.name}")
+        ends = [f"name eth0 netns {host.name}" for host in hosts]
+        ip(f"link add {ends[0]} type veth peer {ends[1]}")
+        for host in hosts:
+            host.run(f"ip addr add {Host.address(host.number)}/24 dev eth0")
+            host.run("ip link set lo up")
+            host.run("ip link set eth0 up")
+        yield hosts
+    finally:
+        for host in hosts:
+            subprocess.run(["ip", "netns", "del", host.name], check=False, capture_output=True)
+
+
 class Worker(Peer):
     """A :class:`Peer` that is told what to do through a pipe, and fulfils promises through RPC."""
 
-    def __init__(self, rank: int, world_size: int, port: int) -> None:
+    def __init__(self, rank: int, world_size: int, port: int, host: Host | None = None) -> None:
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self.name = f"worker{rank}"
         self.process = context.Process(
-            target=_serve_worker, args=(theirs, self.name, rank, world_size, port), daemon=True
+            target=_serve_worker,
+            args=(theirs, self.name, rank, world_size, port, host),
+            daemon=True,
         )
         self.process.start()
         theirs.close()
@@ -81,3 +150,26 @@ class Group:
             if worker.process.is_alive():
                 worker.kill()
             worker.process.join(LIMIT)
+
+
+class Two:
+    """An owner and a worker, each a process that is told what to do."""
+
+    def __init__(self, hosts: tuple[Host | None, Host | None] = (None, None)) -> None:
+        port = free_port()
+        self.owner, self.worker = (
+            Worker(rank, 2, port, host) for rank, host in enumerate(hosts)
+        )
+        for each in (self.owner, self.worker):
+            each.finish()
+
+    def held(self) -> None:
+        """A promise of the owner's, which the worker has."""
+        pickled = self.owner.call(producers.make_promises, 1)
+        pickled = pickled.replace(b"@worker0", b"=worker0")
+        self.worker.call(producers.load_and_hold, pickled)
+
+    def close(self) -> None:
+        for each in (self.owner, self.worker):
+            if each.process.is_alive():
+                each.kill()

@@ -478,8 +478,16 @@ def set_full_for_ever(promise: Promise, size: tuple[int, ...]) -> None:
 def shut_down() -> str:
     """Of RPC, once all have called it; and what the first of made promises says."""
     dtorch_ops.network.shutdown()
-    if not _made:
-        return ""
+    return error_of_made() if _made else ""
+
+
+def join_again(rank: int, port: int) -> None:
+    import network_group
+
+    network_group.join(f"worker{rank}", rank, 2, port)
+
+
+def error_of_made() -> str:
     try:
         _made[0].wait(30_000)
     except dtorch_ops.DTorchError as error:
@@ -487,7 +495,13 @@ def shut_down() -> str:
     return "none"
 
 
-def join_again(rank: int, port: int) -> None:
-    import network_group
+def sum_of_made() -> float:
+    return _made[0].wait(30_000).sum().item()
 
-    network_group.join(f"worker{rank}", rank, 2, port)
+
+def set_held_full(size: tuple[int, ...]) -> str:
+    try:
+        _held[0].set_value(torch.ones(size))
+    except dtorch_ops.DTorchError as error:
+        return f"{type(error).__name__}: {error}"
+    return "none"

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import pickle
-import queue
 import signal
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +12,7 @@ import producers
 import pytest
 import torch
 from helpers import check_python
-from network_group import Group, Worker, far_away, free_port
+from network_group import Group, Two, Worker, free_port
 from peer import Peer
 
 import dtorch_ops
@@ -295,29 +292,6 @@ def test_a_limit_has_a_least() -> None:
 
 
 # ---- The owner is lost, or leaves ---------------------------------------------------------------
-
-
-class Two:
-    """An owner and a worker, each a process that is told what to do."""
-
-    def __init__(self) -> None:
-        port = free_port()
-        self.owner = Worker(0, 2, port)
-        self.worker = Worker(1, 2, port)
-        for each in (self.owner, self.worker):
-            each.finish()
-
-    def held(self) -> None:
-        """A promise of the owner's, which the worker has."""
-        pickled = self.owner.call(producers.make_promises, 1)
-        self.worker.call(
-            producers.load_and_hold, pickled.replace(b"@worker0", b"=worker0")
-        )
-
-    def close(self) -> None:
-        for each in (self.owner, self.worker):
-            if each.process.is_alive():
-                each.kill()
 
 
 @pytest.fixture
