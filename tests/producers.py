@@ -115,14 +115,17 @@ def set_on_accelerator(promises: list[Promise], first: float, size: int) -> None
         del tensor
 
 
-def set_on_a_stuck_stream(promise: Promise) -> None:
-    """Stays until it is killed."""
+def set_on_a_stuck_stream(promise: Promise, ready: str | None = None) -> None:
+    """Stays until it is killed. Opens the named pipe ``ready`` when it has reserved the promise."""
     import accelerators
 
     accelerators.install()
     tensor = torch.zeros(3, device=accelerators.DEVICE)
     accelerators.hold(accelerators.DEVICE)
     promise.set_value(tensor.add_(1))
+    if ready is not None:
+        with open(ready, "w"):
+            pass
     threading.Event().wait()
 
 

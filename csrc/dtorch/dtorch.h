@@ -11,5 +11,6 @@
 
 #include "dtorch/base/error.h"
 #include "dtorch/future/future.h"
+#include "dtorch/network/leave.h"
 #include "dtorch/ops/api.h"
 #include "dtorch/promise/promise.h"

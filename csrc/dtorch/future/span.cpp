@@ -17,14 +17,27 @@ int64_t NextId() {
   return kOurs + next.fetch_add(1, std::memory_order_relaxed);
 }
 
+// The profiler that records this thread, or nullptr.
+template <typename Base, typename Visit>
+auto VisitProfiler(const Visit& visit) {
+  if constexpr (requires { Base::getTLS(); }) {  // torch 2.14 and later
+    if (const auto of_all = Base::getGlobal()) return visit(of_all.get());
+    return visit(Base::getTLS());
+  } else {
+    return visit(Base::get());
+  }
+}
+
 // Which run of a profiler this thread is recorded by; 0 if by none that records the ends of steps.
 // The number of its callback is of no other run.
 uint64_t Session() {
   struct Peek : torch::profiler::impl::ProfilerStateBase {
     static constexpr auto Handle() { return &Peek::handle_; }
   };
-  const auto* profiler = torch::profiler::impl::ProfilerStateBase::get();
-  return profiler ? profiler->*Peek::Handle() : 0;
+  const auto handle_of = [](const auto* profiler) {
+    return profiler ? profiler->*Peek::Handle() : uint64_t{0};
+  };
+  return VisitProfiler<torch::profiler::impl::ProfilerStateBase>(handle_of);
 }
 
 }  // namespace
