@@ -6,6 +6,7 @@ import asyncio
 import platform
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 
@@ -70,6 +71,44 @@ def _check_file() -> None:
         raise AssertionError("received another value than was sent")
 
 
+_NETWORK = """
+import sys, torch, dtorch_ops
+from torch.distributed import rpc
+
+def work(promise):
+    promise.set_value(torch.arange(4.0))
+
+rank, meeting = int(sys.argv[1]), sys.argv[2]
+dtorch_ops.network.init(rank=rank, world_size=2, init_method="file://" + meeting, interface="lo")
+if rank == 0:
+    promise = dtorch_ops.TensorPromise(mode="network")
+    future = promise.get_future()
+    rpc.rpc_sync("worker1", work, (promise,))
+    assert future.wait(5000).sum().item() == 6.0, "received another value than was sent"
+dtorch_ops.network.shutdown()
+"""
+
+
+def _check_network() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        workers = [
+            subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-c", _NETWORK, str(rank), f"{folder}/meeting"],
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        try:
+            for worker in workers:
+                said = worker.communicate(timeout=60)[1]
+                if worker.returncode != 0:
+                    raise RuntimeError(said.strip().splitlines()[-1])
+        finally:
+            for worker in workers:
+                worker.kill()
+
+
 def _check_accelerator() -> None:
     accelerator = torch.accelerator.current_accelerator()
     fetched = dtorch_ops.to_torch_async(torch.ones(2, device=accelerator), device="cpu").wait(60000)
@@ -82,11 +121,10 @@ _CHECKS: dict[str, Callable[[], None]] = {
     "operators": _check_operator,
     "memory backend": _check_memory,
     "file backend": _check_file,
+    "network backend": _check_network,
     "await": _check_await,
     "TorchScript": _check_torchscript,
 }
-
-_TO_COME = {"network backend": "not in this version"}
 
 
 def _devices() -> str:
@@ -116,7 +154,7 @@ def main() -> int:
         yes, no = "✓", "✗"
     except UnicodeEncodeError:
         yes, no = "ok", "NO"
-    checks, skipped = dict(_CHECKS), dict(_TO_COME)
+    checks, skipped = dict(_CHECKS), {}
     if torch.accelerator.is_available():
         checks["accelerator"] = _check_accelerator
     else:

@@ -73,7 +73,7 @@ def init(
     options.setdefault("_transports", ["uv"])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "You are using a Backend")  # it is RPC that does
-        rpc.init_rpc(
+        rpc.init_rpc(  # type: ignore[no-untyped-call]
             f"worker{rank}" if name is None else name,
             rank=rank,
             world_size=world_size,
@@ -155,11 +155,15 @@ def _see_to_shutdown() -> None:
     def leave(*_: object) -> None:
         _C.leave_network()
 
+    def leave_group(_: object, name: str, is_join: bool) -> None:
+        if not is_join:
+            leave()
+
     # Until all workers have called it; others may still want what is under way from here.
     before("_wait_all_workers", lambda *_: _C.flush_promises(_FLUSH_MS))
     before("_delete_all_user_and_unforked_owner_rrefs", leave)
     # Of workers that come and go.
-    before("_group_membership_management", lambda _, name, is_join: is_join or leave())
+    before("_group_membership_management", leave_group)
     before("_finalize_shutdown", leave)
 
 

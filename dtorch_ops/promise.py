@@ -49,14 +49,16 @@ class TensorPromise(_Promise, _C.TensorPromiseBase):
     """The producing end of a :class:`~dtorch_ops.TensorFuture`, to be fulfilled once.
 
     Operators and scripted functions take it as a ``torch.classes.dtorch.TensorPromise``. Pickled,
-    it travels to another process of this machine, and the tensor comes back through shared memory.
+    it travels to another process, and the tensor comes back through shared memory, or from another
+    machine through ``torch.distributed.rpc`` (:mod:`dtorch_ops.network`).
     When its last holder drops it unset, or ends, the future fails with
     :class:`~dtorch_ops.BrokenPromiseError`. While its pickle has not been loaded anywhere, in a
     queue, say, it has no holder that could: wait with a limit, or cancel it. Thread-safe.
 
     Args:
         mode: where it may be fulfilled: "memory", in this process; "file", in any process of this
-            machine; "auto", wherever it travels.
+            machine; "network", wherever RPC leads, through that alone; "auto", wherever it
+            travels, by the shortest way.
         device: where the value is to be, whatever device it comes from; the copy is made before
             the future completes. None: the device it comes from, if this process has that.
             Whether there is such a device shows when the value comes: making a promise asks no

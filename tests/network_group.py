@@ -157,9 +157,7 @@ class Two:
 
     def __init__(self, hosts: tuple[Host | None, Host | None] = (None, None)) -> None:
         port = free_port()
-        self.owner, self.worker = (
-            Worker(rank, 2, port, host) for rank, host in enumerate(hosts)
-        )
+        self.owner, self.worker = (Worker(rank, 2, port, host) for rank, host in enumerate(hosts))
         for each in (self.owner, self.worker):
             each.finish()
 

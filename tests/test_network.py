@@ -343,9 +343,7 @@ def test_values_of_an_accelerator_come_through_the_host(worker: Worker) -> None:
         assert torch.equal(future.wait(LIMIT_MS).cpu(), torch.full((1000,), 10.0 + index))
 
 
-def test_a_reserved_promise_of_a_worker_that_dies_is_broken(
-    mortal: Worker, tmp_path: Path
-) -> None:
+def test_a_reserved_promise_of_a_worker_that_dies_is_broken(mortal: Worker, tmp_path: Path) -> None:
     promise, future = pending()
     ready = str(tmp_path / "ready")
     os.mkfifo(ready)

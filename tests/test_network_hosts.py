@@ -46,7 +46,7 @@ def lose_all_packets(hosts: Hosts) -> None:
 
 @pytest.mark.parametrize("cut", [take_the_link_down, lose_all_packets])
 def test_a_cable_is_cut(hosts: Hosts, two: Two, cut: object) -> None:
-    """Both ends find out by themselves: the owner that no value comes, the worker that none goes."""
+    """Both ends find out: the owner that no value comes, the worker that none goes."""
     two.held()
     cut(hosts)  # type: ignore[operator]
     said = two.owner.call(producers.error_of_made)

@@ -215,7 +215,8 @@ constexpr char kInitDoc[] =
     "``mode``: 'auto', 'memory', 'file' or 'network'. ValueError for an unknown one.\n";
 constexpr char kTensorInitDoc[] =
     "__init__($self, /, mode='auto', *, device=None)\n--\n\n"
-    "``mode``: 'auto', 'memory', 'file' or 'network'. ``device``: where the value is to be. ValueError for "
+    "``mode``: 'auto', 'memory', 'file' or 'network'. ``device``: where the value is to be. "
+    "ValueError for "
     "an\n"
     "unknown mode, or what names no device.\n";
 constexpr char kSetExceptionDoc[] =

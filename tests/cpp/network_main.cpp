@@ -25,7 +25,8 @@ namespace {
 namespace rpc = torch::distributed::rpc;
 using StorePtr = c10::intrusive_ptr<c10d::TCPStore>;
 
-std::shared_ptr<rpc::TensorPipeAgent> Join(const StorePtr& store, const std::string& name, int rank) {
+std::shared_ptr<rpc::TensorPipeAgent> Join(const StorePtr& store, const std::string& name,
+                                           int rank) {
   rpc::TensorPipeRpcBackendOptions options(/*numWorkerThreads=*/4, std::vector<std::string>{"uv"},
                                            std::nullopt, /*rpc_timeout=*/60, /*init_method=*/"");
   auto agent = std::make_shared<rpc::TensorPipeAgent>(

@@ -67,8 +67,8 @@ class Service {
   // By slot and generation: a slot may be used again before its last event was delivered.
   std::unordered_map<uint64_t, Outstanding> outstanding_;
   std::unordered_map<uint64_t, std::string> explained_;  // OwnerEnd::Explain
-  std::atomic<bool> look_out_{false};  // the last wait was short
-  std::atomic<int> listening_{0};      // threads that sleep, or are about to
+  std::atomic<bool> look_out_{false};                    // the last wait was short
+  std::atomic<int> listening_{0};                        // threads that sleep, or are about to
   std::atomic<bool> stopping_{false};
 };
 

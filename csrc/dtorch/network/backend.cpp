@@ -60,8 +60,8 @@ struct Target {
         throw BrokenPromiseError("worker '" + worker +
                                  "' is not the one that waits for the promise: " + reply.text);
       case Reply::Status::kRefused:
-        throw DTorchError("worker '" + worker + "', which waits for the promise, says: " +
-                          reply.text);
+        throw DTorchError("worker '" + worker +
+                          "', which waits for the promise, says: " + reply.text);
       default:
         return reply;
     }
@@ -91,9 +91,9 @@ Request RequestOf(const c10::IValue& value, c10::Device from) {
                          static_cast<int64_t>(from.type()), from.index()};
   for (const int64_t size : tensor.sizes()) request.description.push_back(size);
   const auto bytes = tensor.numel() * static_cast<int64_t>(tensor.element_size());
-  request.bytes = bytes == 0 ? at::empty({0}, at::kByte)
-                             : at::from_blob(
-                                   tensor.data_ptr(), {bytes}, [tensor](void*) {}, at::kByte);
+  request.bytes = bytes == 0
+                      ? at::empty({0}, at::kByte)
+                      : at::from_blob(tensor.data_ptr(), {bytes}, [tensor](void*) {}, at::kByte);
   return request;
 }
 

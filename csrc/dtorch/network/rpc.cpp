@@ -58,9 +58,8 @@ FuturePtr Send(const std::string& worker, rpc::ScriptCall call, int64_t timeout_
   try {
     const AgentPtr agent = CurrentAgent();
     if (!agent) throw DTorchError("torch.distributed.rpc has been shut down");
-    const auto sent =
-        agent->send(agent->getWorkerInfo(worker), std::move(call).toMessage(),
-                    static_cast<float>(timeout_ms) / 1000.f);
+    const auto sent = agent->send(agent->getWorkerInfo(worker), std::move(call).toMessage(),
+                                  static_cast<float>(timeout_ms) / 1000.f);
     return sent->then(
         [](c10::ivalue::Future& answered) {
           const auto message = answered.value().toCustomClass<rpc::Message>();
@@ -73,9 +72,8 @@ FuturePtr Send(const std::string& worker, rpc::ScriptCall call, int64_t timeout_
 }
 
 std::shared_ptr<torch::jit::Operator> CallOperator() {
-  static const auto op = torch::jit::getAllOperatorsFor(
-                             c10::Symbol::fromQualString(kCallOperator))
-                             .at(0);
+  static const auto op =
+      torch::jit::getAllOperatorsFor(c10::Symbol::fromQualString(kCallOperator)).at(0);
   return op;
 }
 
@@ -124,8 +122,12 @@ void CheckWorker(const std::string& worker) {
 FuturePtr Call(const std::string& worker, Request request, int64_t timeout_ms) {
   const bool has_bytes = request.bytes.defined();
   std::vector<c10::IValue> arguments{
-      static_cast<int64_t>(request.verb), std::move(request.sender), std::move(request.token),
-      request.number, std::move(request.text), std::move(request.description),
+      static_cast<int64_t>(request.verb),
+      std::move(request.sender),
+      std::move(request.token),
+      request.number,
+      std::move(request.text),
+      std::move(request.description),
       has_bytes ? c10::IValue(std::move(request.bytes)) : c10::IValue()};
   State& state = GetState();
   if (has_bytes) {

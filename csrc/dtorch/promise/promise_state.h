@@ -132,8 +132,7 @@ class DTORCH_API TensorPromiseState final : public PromiseState {
 class DTORCH_API VoidPromiseState final : public PromiseState {
  public:
   explicit VoidPromiseState(PromiseMode mode = PromiseMode::kAuto);
-  explicit VoidPromiseState(const PromiseToken& token)
-      : PromiseState(token, /*has_value=*/false) {}
+  explicit VoidPromiseState(const PromiseToken& token) : PromiseState(token, /*has_value=*/false) {}
   static c10::intrusive_ptr<VoidPromiseState> FromToken(const std::string& token);
 
   void Set();
