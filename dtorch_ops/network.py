@@ -61,7 +61,7 @@ def init(
     """
     rank = _number("rank", "RANK", rank)
     world_size = _number("world_size", "WORLD_SIZE", world_size)
-    if rpc._is_current_rpc_agent_set():
+    if rpc.api._is_current_rpc_agent_set():  # type: ignore[attr-defined]
         raise RuntimeError(
             "expected torch.distributed.rpc not to be initialised, but it is: promises work with "
             "it as it is, so init() is not needed"
