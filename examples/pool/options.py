@@ -16,12 +16,7 @@ class Options(NamedTuple):
     seed: int
 
 
-def parse_options(arguments: Sequence[str] | None = None) -> Options:
-    """Read the command line; a wrong argument ends the program with one line and exit code 2."""
-    parser = OneLineParser(
-        "Train a small convolutional network on scikit-learn's handwritten digits, and let two "
-        "worker processes run it, one of which is killed in the middle.",
-    )
+def add_job_options(parser: OneLineParser) -> None:
     parser.add_integer("--epochs", 1, 1000, default=6, help="passes over the training images")
     parser.add_integer(
         "--rounds", 1, 1000, default=40, help="times that all test images are predicted"
@@ -36,4 +31,13 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     parser.add_integer(
         "--seed", 0, 2**31, default=0, help="of the split, the weights and the order of the images"
     )
+
+
+def parse_options(arguments: Sequence[str] | None = None) -> Options:
+    """Read the command line; a wrong argument ends the program with one line and exit code 2."""
+    parser = OneLineParser(
+        "Train a small convolutional network on scikit-learn's handwritten digits, and let two "
+        "worker processes run it, one of which is killed in the middle.",
+    )
+    add_job_options(parser)
     return Options(**vars(parser.parse_args(arguments)))

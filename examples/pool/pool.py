@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
 from torch import Tensor, nn
 
 import dtorch_ops
 
+from .contact import Contact
 from .process import WorkerProcess
 
 
@@ -30,7 +31,7 @@ class LostJob(NamedTuple):
 class WorkerPool:
     """Gives each job to the worker that has the fewest, and to another one if that dies."""
 
-    def __init__(self, workers: list[WorkerProcess]) -> None:
+    def __init__(self, workers: Sequence[Contact]) -> None:
         self.workers = workers
         self.lost: list[LostJob] = []
 
@@ -39,7 +40,7 @@ class WorkerPool:
 
         Args:
             images: which ones.
-            kill: kill the worker that is the first to have the job in the middle of it.
+            kill: end the worker that is the first to have the job in the middle of it.
 
         Raises:
             WorkersEndedError: no worker is alive.
@@ -57,7 +58,7 @@ class WorkerPool:
             except concurrent.futures.CancelledError:
                 self.lost.append(LostJob(worker.name, was_read=False))
 
-    def _least_loaded(self) -> WorkerProcess:
+    def _least_loaded(self) -> Contact:
         alive = [worker for worker in self.workers if worker.is_alive()]
         if not alive:
             raise WorkersEndedError("expected a worker that is alive, but all have ended")
@@ -76,10 +77,17 @@ async def open_pool(count: int, network: nn.Module, images: Tensor) -> AsyncIter
         for number in range(1, count + 1):
             workers.append(WorkerProcess(f"worker {number}", network, images))
             stack.callback(workers[-1].close)
-        try:
-            await asyncio.gather(*(worker.ready() for worker in workers))
-        except (dtorch_ops.BrokenPromiseError, concurrent.futures.CancelledError):
-            raise WorkersEndedError(
-                "a worker ended before it was ready: see above for why"
-            ) from None
+        await all_ready(workers)
         yield WorkerPool(workers)
+
+
+async def all_ready(workers: Sequence[Contact]) -> None:
+    """Wait until they are.
+
+    Raises:
+        WorkersEndedError: one ended before.
+    """
+    try:
+        await asyncio.gather(*(worker.ready() for worker in workers))
+    except (dtorch_ops.BrokenPromiseError, concurrent.futures.CancelledError):
+        raise WorkersEndedError("a worker ended before it was ready: see above for why") from None

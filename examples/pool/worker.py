@@ -1,4 +1,4 @@
-"""What a worker process does: take jobs from its inbox, and fulfil their promises."""
+"""What a worker does: take jobs from its inbox, and fulfil their promises."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 from collections import deque
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,10 +23,16 @@ class Job(NamedTuple):
     """If given: hang in the middle of the job, and say so. For the demonstration."""
 
 
-def work(
-    inbox: Connection, network: nn.Module, images: Tensor, ready: dtorch_ops.VoidPromise
-) -> None:
-    """Do the jobs of ``inbox`` in their order, until the other end is closed."""
+class Inbox(Protocol):
+    def poll(self) -> bool:
+        """Whether recv() returns, or raises, at once."""
+
+    def recv(self) -> Any:
+        """The next job; EOFError when there is none any more."""
+
+
+def work(inbox: Inbox, network: nn.Module, images: Tensor, ready: dtorch_ops.VoidPromise) -> None:
+    """Do the jobs of ``inbox`` in their order, until there is none any more."""
     # Ctrl-C reaches all processes of a terminal. The controller then closes the inbox.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     torch.set_num_threads(1)  # the workers are what runs in parallel
@@ -37,13 +43,21 @@ def work(
             _do_jobs(inbox, network, images)
     except EOFError:
         pass  # the controller has no more jobs, or is gone
+
+
+def work_for_parent(
+    inbox: Connection, network: nn.Module, images: Tensor, ready: dtorch_ops.VoidPromise
+) -> None:
+    """As work(), in a process that the controller has started."""
+    try:
+        work(inbox, network, images, ready)
     except dtorch_ops.DTorchError:
         controller = parent_process()
         if controller is None or controller.is_alive():
             raise
 
 
-def _do_jobs(inbox: Connection, network: nn.Module, images: Tensor) -> NoReturn:
+def _do_jobs(inbox: Inbox, network: nn.Module, images: Tensor) -> NoReturn:
     unpickled: deque[Job] = deque()
     while True:
         # This process is the producer of the promises that it has unpickled: these break with it.
