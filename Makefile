@@ -42,6 +42,8 @@ demo: $(STAMPS)/build $(STAMPS)/demo  ## train on real digits and serve them, wi
 	$(BIN)/python examples/train_digits.py
 	$(call say,running examples/worker_pool.py)
 	$(BIN)/python examples/worker_pool.py
+	$(call say,running examples/cluster.py)
+	$(BIN)/python examples/cluster.py
 	$(call say,running examples/profile_fetch.py)
 	$(BIN)/python examples/profile_fetch.py
 

@@ -136,11 +136,23 @@ def check_python(words: list[str], file: str) -> None:
         assert program.exists() or (ROOT / words[0]).exists(), words[0]
 
 
+def check_torchrun(words: list[str], file: str) -> None:
+    from torch.distributed.run import parse_args
+
+    assert (ROOT / parse_args(words).training_script).exists(), words
+
+
 def check_cmake(words: list[str], file: str) -> None:
     assert file in ELSEWHERE, "nothing builds this"
 
 
-COMMANDS = {"make": check_make, "pip": check_pip, "python": check_python, "cmake": check_cmake}
+COMMANDS = {
+    "make": check_make,
+    "pip": check_pip,
+    "python": check_python,
+    "torchrun": check_torchrun,
+    "cmake": check_cmake,
+}
 
 
 @pytest.mark.parametrize("block", of_language("sh"), ids=str)

@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT
-
-EXAMPLES = ROOT / "examples"
+from example_programs import EXAMPLES, check_refusal
 
 
 @pytest.fixture(autouse=True)
@@ -95,12 +93,6 @@ WRONG_ARGUMENTS = {
     "directory": ("--output", "directory.png"),
     "below a file": ("--output", "file/loss.png"),
 }
-
-
-def check_refusal(code: object, stdout: str, stderr: str) -> None:
-    assert code == 2
-    assert stdout == ""
-    assert re.fullmatch(r".*: error: .* \(see --help\)\n", stderr)
 
 
 @pytest.mark.parametrize("arguments", WRONG_ARGUMENTS.values(), ids=WRONG_ARGUMENTS.keys())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -15,10 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import ROOT
+from example_programs import EXAMPLES, check_answers, check_refusal
 from torch import Tensor, nn
 
-EXAMPLES = ROOT / "examples"
 LIMIT = 100
 
 
@@ -37,12 +35,6 @@ def run_example(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def numbers_in(stdout: str, pattern: str) -> list[float]:
-    found = re.search(rf"^{pattern}", stdout, re.MULTILINE)
-    assert found, f"no {pattern!r} in\n{stdout}"
-    return [float(number) for number in found.groups()]
-
-
 # ---- The program --------------------------------------------------------------------------------
 
 
@@ -54,21 +46,7 @@ def test_all_batches_are_answered_although_a_worker_is_killed() -> None:
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     assert set(os.listdir("/dev/shm")) <= before
 
-    batches = 8 * 23  # 450 images make 22 batches of 20, and one of 10
-    assert numbers_in(done.stdout, r"asking: +(\d+) batches, (\d+) outst") == [batches, 24]
-    assert numbers_in(done.stdout, r"answered: (\d+) batches, (\d+) images") == [batches, 8 * 450]
-    assert re.search(r"^killed: +worker [12], in the middle of a job$", done.stdout, re.MULTILINE)
-    broken, unread = numbers_in(done.stdout, r"broken: +(\d+) promises .*; (\d+) more")
-    assert broken >= 1
-    assert numbers_in(done.stdout, r"repeated: (\d+) jobs") == [broken + unread]
-    p50, p99, most = numbers_in(
-        done.stdout, r"latency: +p50 ([\d.]+) ms, p99 ([\d.]+) ms, at most ([\d.]+) ms"
-    )
-    assert 0 < p50 <= p99 <= most
-    assert numbers_in(done.stdout, r"throughput: (\d+) batches/s, (\d+) images/s")[0] > 0
-    by_workers, here = numbers_in(done.stdout, r"test accuracy: ([\d.]+) %, .* ([\d.]+) %")
-    assert by_workers == here
-    assert 95 < here <= 100
+    check_answers(done.stdout, "killed", rounds=8, batch_size=20, outstanding=24)
 
 
 WRONG_ARGUMENTS = {
@@ -84,12 +62,6 @@ WRONG_ARGUMENTS = {
     "unknown word": ("fast",),
     "line breaks": ("a\nb",),
 }
-
-
-def check_refusal(code: object, stdout: str, stderr: str) -> None:
-    assert code == 2
-    assert stdout == ""
-    assert re.fullmatch(r".*: error: .* \(see --help\)\n", stderr)
 
 
 @pytest.mark.parametrize("arguments", WRONG_ARGUMENTS.values(), ids=WRONG_ARGUMENTS.keys())
