@@ -14,7 +14,15 @@ import torch
 
 import dtorch_ops
 
-from . import bench_await, bench_file, bench_gpu, bench_latency, bench_memory
+from . import (
+    bench_await,
+    bench_file,
+    bench_gpu,
+    bench_latency,
+    bench_memory,
+    bench_network,
+    bench_scale,
+)
 from .common import Figure, NothingToMeasure, Settings, table
 
 BENCHMARKS = {
@@ -22,6 +30,8 @@ BENCHMARKS = {
     "await": bench_await.run,
     "memory": bench_memory.run,
     "file": bench_file.run,
+    "network": bench_network.run,
+    "scale": bench_scale.run,
     "gpu": bench_gpu.run,
 }
 

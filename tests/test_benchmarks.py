@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from fake_accelerator import _build
 from helpers import ROOT
 
 import dtorch_ops
+from benchmarks import tcp
 
 FIGURES = {
     "latency.to_torch_async",
@@ -109,6 +112,46 @@ GPU_TARGETS = {
 }
 
 
+SIZES = ("4B", "1MiB")
+NETWORK = {
+    *(
+        f"network.latency_{size}_{baseline}"
+        for size in SIZES
+        for baseline in ("result", "callee", "waiter", "gloo")
+    ),
+    "network.call",
+    *(f"network.part_{part}" for part in ("ask", "schema", "unpickle")),
+    *(f"network.part_text_{size}" for size in ("4B", "4KiB", "64KiB")),
+    "network.stream_one_rpc_sync",
+    "network.stream_one_rpc_async",
+    "network.stream_threads_rpc_async",
+    *(f"network.cpu_{what}" for what in ("promise", "hold", "ask")),
+    "network.idle_nothing",
+    "network.idle_default",
+}
+SCALE = {
+    f"scale.{what}_{workers}"
+    for workers in (1, 2)
+    for what in (
+        *("rate", "cpu", "bytes", "rpc_rate", "rpc_cpu", "start", "idle"),
+        *(f"{whose}_{what}" for whose in ("rpc", "our") for what in ("memory", "descriptors")),
+        *("rpc_threads", "our_threads", "watch_cpu", "watch_bytes", "watch_segments"),
+    )
+}
+NETWORK_TARGETS = {
+    "network.latency_4B_result": 1.1,
+    "network.latency_4B_callee": 1.1,
+    "network.idle_nothing": 1.0,
+    "network.idle_default": 1.0,
+    **{f"scale.{what}_{workers}": 1.25 for what in ("cpu", "bytes") for workers in (1, 2)},
+    **{
+        f"scale.our_{what}_{workers}": 1.0
+        for what in ("descriptors", "threads")
+        for workers in (1, 2)
+    },
+}
+
+
 def _run(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-W", "error", "-m", "benchmarks", *args],
@@ -134,8 +177,12 @@ def test_every_figure_is_shown_with_its_baseline(quick: tuple[str, Path]) -> Non
     printed, file = quick
     result = json.loads(file.read_text())
     assert result.keys() == {"machine", "settings", "figures"}
-    assert result["figures"].keys() == FIGURES
-    for key, figure in result["figures"].items():
+    check(result["figures"], FIGURES, TARGETS, printed)
+
+
+def check(figures: dict[str, Any], keys: set[str], targets: dict[str, float], printed: str) -> None:
+    assert figures.keys() == keys
+    for key, figure in figures.items():
         assert figure["key"] == key
         assert figure["title"] in printed
         assert figure["baseline_title"] in printed
@@ -146,8 +193,36 @@ def test_every_figure_is_shown_with_its_baseline(quick: tuple[str, Path]) -> Non
                 continue  # the baseline is 0
             assert spread["p10"] <= spread["median"] <= spread["p90"], (key, name)
         target = figure["target"]
-        assert (target and target["at_most"]) == TARGETS.get(key)
-        assert isinstance(figure["met"], bool) == (key in TARGETS)
+        assert (target and target["at_most"]) == targets.get(key)
+        assert isinstance(figure["met"], bool) == (key in targets)
+
+
+def test_those_of_the_network_and_of_many_workers_run(tmp_path: Path) -> None:
+    file = tmp_path / "figures.json"
+    done = _run("network", "scale", "--quick", "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    figures = json.loads(file.read_text())["figures"]
+    check(figures, NETWORK | SCALE, NETWORK_TARGETS, done.stdout)
+    for workers in (1, 2):
+        for what in ("threads", "descriptors"):
+            assert figures[f"scale.our_{what}_{workers}"]["ratio"]["median"] == 1, what
+
+
+def test_what_goes_through_tcp_is_counted() -> None:
+    """As the kernel does it: from where in its struct is our business."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        accepted, _ = server.accept()
+        with client, accepted:
+            before = tcp.traffic()
+            client.sendall(bytes(1000))
+            assert len(accepted.recv(1000, socket.MSG_WAITALL)) == 1000
+            accepted.sendall(bytes(10))
+            assert len(client.recv(10, socket.MSG_WAITALL)) == 10  # it has acknowledged the rest
+            done = tcp.traffic().since(before)
+    assert done.bytes >= 2000 + 10
+    assert done.segments >= 4
 
 
 @pytest.mark.timeout(600)  # it may have to build the fake
