@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.distributed import rpc
@@ -52,6 +53,16 @@ def _memory_available() -> int:
     raise RuntimeError("expected a line 'MemAvailable:' in /proc/meminfo, got none")
 
 
+def _thread_times() -> dict[int, int]:
+    """Nanoseconds on a core, by thread."""
+    times = {}
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):  # it has ended
+            text = Path(f"/proc/self/task/{thread}/schedstat").read_text()
+            times[int(thread)] = int(text.split()[0])
+    return times
+
+
 def _uses() -> dict[str, int]:
     return {
         "threads": len(os.listdir("/proc/self/task")),
@@ -75,15 +86,14 @@ def _nothing() -> None:
 class Worker:
     """Fulfils promises, each with the number that came with it."""
 
-    def __init__(self, controller: Connection, rank: int, world_size: int, port: int) -> None:
+    def __init__(self, controller: Connection, rank: int, *group: Any) -> None:
         torch.set_num_threads(1)
         self._controller = controller
-        self._group = rank, world_size, port
+        self._rank, self._group = rank, group
         self._held: list[dtorch_ops.TensorPromise] = []
 
     def serve(self) -> None:
-        rank, world_size, port = self._group
-        join(f"worker{rank}", rank, world_size, port, "tcp")
+        join(f"worker{self._rank}", self._rank, *self._group)
         obey(self._controller, self)
 
     def fulfil(self, pickled: bytes, first: int) -> None:
@@ -106,10 +116,10 @@ class Worker:
 class Controller:
     """Makes the promises, and waits for their values."""
 
-    def __init__(self, workers: list[Connection], port: int) -> None:
+    def __init__(self, workers: list[Connection], *group: Any) -> None:
         torch.set_num_threads(1)
         self._workers = [Caller(worker, LIMIT) for worker in workers]
-        self._port = port
+        self._group = group
         self._number = 0
 
     def join(self, lost_after: float) -> dict[str, float]:
@@ -117,7 +127,7 @@ class Controller:
         dtorch_ops.network.set_lost_after(lost_after)
         before = _uses()
         began = time.perf_counter()
-        join("controller", 0, len(self._workers) + 1, self._port, "tcp")
+        join("controller", 0, *self._group)
         found = {"start": time.perf_counter() - began}
         names = [f"worker{rank}" for rank in range(1, len(self._workers) + 1)]
         torch.futures.wait_all([rpc.rpc_async(name, _nothing) for name in names])
@@ -129,14 +139,19 @@ class Controller:
         messages = -(-count // (BATCH * len(self._workers)))
         self._pump(WINDOW)  # a warm-up
         before = tcp.traffic()
+        threads = _thread_times()
         wall, cpu = time.perf_counter(), time.process_time()
         completed = self._pump(messages)
         cpu = time.process_time() - cpu
         wall = time.perf_counter() - wall
+        times = {each: spent - threads.get(each, 0) for each, spent in _thread_times().items()}
         done = tcp.traffic().since(before)
+        main = times.pop(os.getpid())
         return {
             "rate": completed / wall,
             "cpu": cpu / completed * 1e6,
+            "main": main / completed / 1e3,
+            "busiest": max(times.values()) / completed / 1e3,
             "bytes": done.bytes / completed,
         }
 
@@ -195,17 +210,18 @@ class Controller:
         for worker in self._workers:
             worker.answer()
 
-    def idle(self, lost_after: float) -> dict[str, float]:
-        """What watching over a worker takes, for each of the four signs that it gives meanwhile."""
+    def idle(self, lost_after: float, signs: int) -> dict[str, float]:
+        """What watching over a worker takes, while each gives so many signs that it is there."""
+        seconds = signs * lost_after / 4
         before = tcp.traffic()
         cpu = time.process_time()
-        time.sleep(lost_after)
+        time.sleep(seconds)
         cpu = time.process_time() - cpu
         done = tcp.traffic().since(before)
-        signs = 4 * len(self._workers)
+        signs *= len(self._workers)
         expect(not any(future.is_ready() for future in self._futures), "that workers are watched")
         return {
-            "idle": 100 * cpu / lost_after,
+            "idle": 100 * cpu / seconds,
             "watch_cpu": cpu / signs * 1e6,
             "watch_bytes": done.bytes / signs,
             "watch_segments": done.segments / signs,
@@ -221,17 +237,17 @@ class Controller:
 
 
 @contextlib.contextmanager
-def _group(workers: int) -> Iterator[Partner]:
+def _group(workers: int, transports: str = "tcp") -> Iterator[Partner]:
     """The controller. Its workers have not joined yet, nor has it."""
     pipes = [CONTEXT.Pipe() for _ in range(workers)]
-    port = free_port()
+    group = workers + 1, free_port(), transports
     with contextlib.ExitStack() as stack:
         partners = [
-            stack.enter_context(Partner(Worker, far, rank, workers + 1, port, limit=LIMIT))
+            stack.enter_context(Partner(Worker, far, rank, *group, limit=LIMIT))
             for rank, (_, far) in enumerate(pipes, 1)
         ]
         nears = [near for near, _ in pipes]
-        controller = stack.enter_context(Partner(Controller, nears, port, limit=LIMIT))
+        controller = stack.enter_context(Partner(Controller, nears, *group, limit=LIMIT))
         for pipe in pipes:
             for end in pipe:
                 end.close()
@@ -244,14 +260,17 @@ def _group(workers: int) -> Iterator[Partner]:
 
 
 def _measure(workers: int, settings: Settings) -> dict[str, float]:
-    lost_after = 1.0 if settings.quick else LOST_AFTER
+    lost_after = 4.0 if settings.quick else LOST_AFTER
     count = settings.count(4_000, 64)
     with _group(workers) as controller:
         found: dict[str, float] = controller.call("join", lost_after)
         found |= controller.call("run", count)
         found |= controller.call("run_rpc", count)
         found |= controller.call("uses")
-        found |= controller.call("idle", lost_after)
+        found |= controller.call("idle", lost_after, settings.count(4, 1))
+    with _group(workers, "basic") as controller:
+        joined: dict[str, float] = controller.call("join", lost_after)
+    found |= {f"basic_{what}": joined[f"rpc_{what}"] for what in ("memory", "descriptors")}
     return {name: value / 1e6 if "memory" in name else value for name, value in found.items()}
 
 
@@ -260,6 +279,8 @@ def _measure(workers: int, settings: Settings) -> dict[str, float]:
 _SHOWN = (
     ("rate", "completions of promises", "/s", None),
     ("cpu", "the controller's processor time for each", "µs", 1.25),
+    ("main", "of its main thread, which makes, sends and takes them", "µs", None),
+    ("busiest", "of the thread that is busiest beside it", "µs", None),
     ("bytes", "TCP payload for each, both ways", "B", 1.25),
     ("rpc_rate", "rpc_sync in place of promises", "/s", None),
     ("rpc_cpu", "the controller's processor time for each", "µs", None),
@@ -267,6 +288,8 @@ _SHOWN = (
     ("rpc_memory", "memory of the controller that RPC takes", "MB", None),
     ("rpc_descriptors", "descriptors that RPC takes", "descriptors", None),
     ("rpc_threads", "threads that RPC takes", "threads", None),
+    ("basic_memory", "memory that RPC takes with one connection for all", "MB", None),
+    ("basic_descriptors", "descriptors with one connection for all", "descriptors", None),
     ("our_memory", "memory that promises take in addition", "MB", None),
     ("our_descriptors", "descriptors in addition", "descriptors", 1.0),
     ("our_threads", "threads in addition", "threads", 1.0),
@@ -292,7 +315,7 @@ def _figures(series: dict[int, Series]) -> list[Figure]:
             subject=series[workers][name],
             baseline=series[first][name],
             unit=unit,
-            target=at_most and Target(at_most),
+            target=None if at_most is None else Target(at_most),
         )
         for name, title, unit, at_most in _SHOWN
         for workers in series

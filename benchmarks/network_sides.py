@@ -33,6 +33,7 @@ from .partner import CONTEXT, Caller, Partner, obey
 #: over several connections; on one machine it would take shared memory or read the other process's.
 TRANSPORTS: dict[str, dict[str, Any]] = {
     "tcp": {"_transports": ["uv"], "_channels": ["mpt_uv", "basic"]},
+    "basic": {"_transports": ["uv"], "_channels": ["basic"]},  # one connection for all
     "init": {},  # dtorch_ops.network.init's choice
     "default": {"_transports": None},  # rpc.init_rpc's
 }
@@ -203,7 +204,7 @@ class Worker:
         As many bytes go there with it, as text or as a tensor, and are ignored.
         """
         there = rpc.get_worker_info("owner")
-        arguments = (
+        arguments: tuple[Any, ...] = (
             *(0, "worker", "", 0, "x" * text, []),
             None if tensor is None else torch.zeros(tensor, dtype=torch.uint8),
         )
