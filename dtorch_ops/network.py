@@ -46,7 +46,8 @@ def init(
         init_method: where the workers meet: "env://" (``MASTER_ADDR`` and ``MASTER_PORT``), or
             "tcp://host:port" of rank 0.
         interface: the network interface whose address the others connect to; None is the
-            environment's ``TP_SOCKET_IFNAME``, or that of the host's name.
+            environment's ``TP_SOCKET_IFNAME`` (and ``GLOO_SOCKET_IFNAME``, for the start), or
+            that of the host's name.
         lost_after: as for :func:`set_lost_after`.
         options: of ``rpc.TensorPipeRpcBackendOptions``: ``num_worker_threads``, ``rpc_timeout``
             (of the user's own calls; it does not limit promises), ``device_maps``, ``devices``.
@@ -69,7 +70,8 @@ def init(
     if lost_after is not None:
         set_lost_after(lost_after)
     if interface is not None:
-        os.environ["TP_SOCKET_IFNAME"] = interface
+        for engine in ("TP", "GLOO"):  # RPC starts with the latter
+            os.environ[f"{engine}_SOCKET_IFNAME"] = interface
     options.setdefault("_transports", ["uv"])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "You are using a Backend")  # it is RPC that does
@@ -105,6 +107,8 @@ def shutdown(graceful: bool = True, timeout: float = 0) -> None:
 
 def set_lost_after(seconds: float) -> None:
     """Set how long a worker may give no sign before it counts as lost; 30 s at first.
+
+    A sign is due every quarter of it: at most that much later it is noticed.
 
     One whose connection is closed, since it has died, is lost at once. One that is merely slow, or
     busy, or holds Python's lock, gives signs all the same. For this process; the others have their

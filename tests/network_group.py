@@ -80,7 +80,6 @@ class Host:
         with open(f"/var/run/netns/{self.name}") as namespace:
             if libc.setns(namespace.fileno(), 0x40000000) != 0:  # CLONE_NEWNET
                 raise OSError(ctypes.get_errno(), "setns")
-        os.environ["GLOO_SOCKET_IFNAME"] = "eth0"
 
     def run(self, command: str) -> None:
         """``ip`` or ``tc``, in here."""

@@ -206,6 +206,39 @@ def test_a_forked_child_says_that_rpc_does_not_work_there(worker: Worker) -> Non
         future.wait(LIMIT_MS)
 
 
+def test_rpc_works_in_a_forked_process_that_initialises_it_itself() -> None:
+    """As the workers of a server that has imported everything, and forks."""
+    said = check_python(
+        """
+        from torch.distributed import rpc
+
+        def run(port, said):
+            dtorch_ops.network.init(
+                "only", rank=0, world_size=1, init_method=f"tcp://127.0.0.1:{port}", interface="lo"
+            )
+            os.write(said, dtorch_ops.TensorPromise("network").token().encode())
+            dtorch_ops.network.shutdown()
+
+        ports = [int(port) for port in sys.argv[1:]]
+        read, write = os.pipe()
+        dtorch_ops.network.init(
+            "parent", rank=0, world_size=1, init_method=f"tcp://127.0.0.1:{ports[0]}",
+            interface="lo",
+        )
+        dtorch_ops.TensorPromise().token()
+        dtorch_ops.network.shutdown()
+        if os.fork() == 0:
+            run(ports[1], write)
+            os._exit(0)
+        os.close(write)
+        print(os.read(read, 1000).decode())
+        assert os.waitstatus_to_exitcode(os.wait()[1]) == 0
+        """,
+        args=(str(free_port()), str(free_port())),
+    )
+    assert said.strip().endswith("=only")
+
+
 # ---- Beside the user's own ----------------------------------------------------------------------
 
 

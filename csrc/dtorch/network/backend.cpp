@@ -30,16 +30,19 @@
 namespace dtorch::network {
 namespace {
 
+constexpr int64_t kSmallBytes = 64 << 10;
+
 // One promise of another process, as a producer reaches it.
 struct Target {
   std::string worker, token;
-  bool has_value;
+  uint32_t generation = ForkGeneration();
 
   FuturePtr Say(Request request, int64_t timeout_ms) const {
-    if (ForkGeneration() != 0) {
+    if (generation != ForkGeneration()) {
       throw DTorchError(
-          "expected a process that has initialised torch.distributed.rpc itself, got a forked "
-          "child, in which RPC does not work: fulfil the promise in the parent");
+          "expected a promise that this process has unpickled, got one of its parent's, inherited "
+          "by "
+          "a fork: RPC does not work in a forked child. Fulfil it in the parent");
     }
     request.sender = SelfName();
     request.token = token;
@@ -81,7 +84,7 @@ Request RequestOf(const std::exception_ptr& error) {
   return {.verb = Verb::kFail, .text = EncodeError(error).ToBytes()};
 }
 
-// Refers to the elements, if they can be sent as they lie.
+// Refers to the elements, if they are many and can be sent as they lie.
 Request RequestOf(const c10::IValue& value, c10::Device from) {
   Request request{.verb = Verb::kSet};
   if (!value.isTensor()) return request;
@@ -91,9 +94,12 @@ Request RequestOf(const c10::IValue& value, c10::Device from) {
                          static_cast<int64_t>(from.type()), from.index()};
   for (const int64_t size : tensor.sizes()) request.description.push_back(size);
   const auto bytes = tensor.numel() * static_cast<int64_t>(tensor.element_size());
-  request.bytes = bytes == 0
-                      ? at::empty({0}, at::kByte)
-                      : at::from_blob(tensor.data_ptr(), {bytes}, [tensor](void*) {}, at::kByte);
+  if (bytes > kSmallBytes) {
+    request.bytes = at::from_blob(tensor.data_ptr(), {bytes}, [tensor](void*) {}, at::kByte);
+  } else if (bytes > 0) {
+    request.text.assign(static_cast<const char*>(tensor.const_data_ptr()),
+                        static_cast<size_t>(bytes));
+  }
   return request;
 }
 
@@ -105,7 +111,7 @@ class Claim final : public Reservation {
         device_(device.value_or(c10::kCPU)),
         number_(std::stoll(target.AskOnce({.verb = Verb::kReserve}).text)) {}
   ~Claim() override {
-    if (is_over_ || generation_ != ForkGeneration()) return;
+    if (is_over_ || target_.generation != ForkGeneration()) return;
     try {
       target_.Say({.verb = Verb::kAbandon, .number = number_}, GetLostAfterMs());
     } catch (const std::exception&) {
@@ -127,7 +133,6 @@ class Claim final : public Reservation {
   const Target target_;
   const c10::Device device_;
   const int64_t number_;
-  const uint32_t generation_ = ForkGeneration();
   bool is_over_ = false;
 };
 
@@ -137,7 +142,7 @@ class End final : public ProducerEnd {
       : target_(std::move(target)),
         held_(target_.Say({.verb = Verb::kHold, .number = AnswersLater()}, GetLostAfterMs())) {}
   ~End() override {
-    if (generation_ != ForkGeneration()) return;
+    if (target_.generation != ForkGeneration()) return;
     // The word that it is held must not come after it. In a thread of its own: this one may hold
     // any lock.
     RunAfter(0, [target = target_, held = held_] {
@@ -186,7 +191,6 @@ class End final : public ProducerEnd {
  private:
   const Target target_;
   const FuturePtr held_;
-  const uint32_t generation_ = ForkGeneration();
 };
 
 class RpcNetwork final : public Network {
@@ -206,7 +210,7 @@ class RpcNetwork final : public Network {
                       is_of_tensor ? "TensorPromise" : "VoidPromise");
     CheckWorker(worker);
     Log(LogLevel::kDebug, "network", "a promise of worker '", worker, "' is held");
-    return std::make_unique<End>(Target{worker, token, has_value});
+    return std::make_unique<End>(Target{worker, token});
   }
 
   void Rely(std::weak_ptr<OwnerEnd> end) override { network::Rely(std::move(end)); }

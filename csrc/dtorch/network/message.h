@@ -29,7 +29,8 @@ struct Request {
   int64_t number = 0;
   std::string text;
   // Of a tensor: dtype, type and index of the device that it comes from, and its sizes. Its
-  // elements are `bytes`, whatever they are, so that nobody on the way has to know the dtype.
+  // elements are bytes, so that nobody on the way has to know the dtype: `bytes`,
+  // which RPC sends from where they lie, or, if they are few, `text`, which takes it half the time.
   std::vector<int64_t> description;
   at::Tensor bytes;  // undefined: none
 };

@@ -1,6 +1,7 @@
 #include "dtorch/network/peers.h"
 
 #include "dtorch/base/error.h"
+#include "dtorch/base/fork.h"
 #include "dtorch/future/complete.h"
 #include "dtorch/future/wait.h"
 #include "dtorch/network/rpc.h"
@@ -13,6 +14,7 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <sstream>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -31,15 +33,32 @@ struct Peers {
   uint64_t next_answer = 0;
   std::unordered_map<uint64_t, FuturePtr> answers;  // that are still to be given
 };
-Peers& GetPeers() {
-  static auto* peers = new Peers;  // leaked on purpose: RPC's threads may outlive everything
-  return *peers;
+Peers* all = new Peers;  // leaked on purpose: RPC's threads may outlive everything
+Peers& GetPeers() { return *all; }
+
+const bool registered [[maybe_unused]] = [] {
+  OnFork({.child = [] { all = new Peers; }});  // a lock may be held by a thread that is not here
+  return true;
+}();
+
+// The limit, as a text.
+std::string Limit() {
+  std::ostringstream text;
+  text << static_cast<double>(GetLostAfterMs()) / 1000 << " s";
+  return text.str();
+}
+
+bool WasHeard(const std::string& worker, Clock::time_point since) {
+  Peers& peers = GetPeers();
+  std::lock_guard<std::mutex> lock(peers.mutex);
+  const auto it = peers.heard.find(worker);
+  return it != peers.heard.end() && it->second >= since;
 }
 
 std::string WhyLost(const std::string& worker, const FuturePtr& failed) {
   if (IsTimeout(failed)) {
-    return "worker '" + worker + "' has given no sign for " +
-           std::to_string(GetLostAfterMs() / 1000) + " s (dtorch_ops.network.set_lost_after)";
+    return "worker '" + worker + "' has given no sign for " + Limit() +
+           " (dtorch_ops.network.set_lost_after)";
   }
   std::string said = failed->tryRetrieveErrorMessage();
   said = said.substr(0, said.find('\n'));
@@ -59,7 +78,11 @@ void OnAnswer(const std::shared_ptr<const WatchOf>& watch, const FuturePtr& answ
   if (!watch->is_wanted()) return;
   if (answer->hasError()) {
     // What is large holds up what is behind it, on a slow line.
-    if (IsTimeout(answer) && ValuesOnTheWayTo(watch->worker) > 0) return Ask(watch);
+    const auto since = Clock::now() - std::chrono::milliseconds(GetLostAfterMs());
+    if (IsTimeout(answer) &&
+        (ValuesOnTheWayTo(watch->worker) > 0 || WasHeard(watch->worker, since))) {
+      return Ask(watch);
+    }
     watch->on_lost(WhyLost(watch->worker, answer));
   } else if (watch->answers_later) {
     Ask(watch);
@@ -74,8 +97,8 @@ void Ask(const std::shared_ptr<const WatchOf>& watch) {
   const int64_t limit = GetLostAfterMs();
   const FuturePtr answer =
       watch->answers_later
-          ? AskLater(watch->worker, limit / 4, limit - limit / 4)
-          : Call(watch->worker, {.verb = Verb::kBeat, .sender = SelfName()}, limit - limit / 4);
+          ? AskLater(watch->worker, limit / 4, limit)
+          : Call(watch->worker, {.verb = Verb::kBeat, .sender = SelfName()}, limit);
   answer->addCallback([watch](c10::ivalue::Future& answered) {
     OnAnswer(watch, FuturePtr::reclaim_copy(&answered));
   });
@@ -138,23 +161,15 @@ void StopAnswering() {
 }
 
 void WaitFor(const FuturePtr& reply, const std::string& worker) {
-  Peers& peers = GetPeers();
   const auto start = Clock::now();
   for (;;) {
     const int64_t limit = GetLostAfterMs();
     if (WaitUntil(reply, Deadline::AfterMs(std::clamp<int64_t>(limit / 4, 1, 1000)))) break;
-    auto sign = start;
-    {
-      std::lock_guard<std::mutex> lock(peers.mutex);
-      const auto it = peers.heard.find(worker);
-      if (it != peers.heard.end()) sign = std::max(sign, it->second);
-    }
-    if (Clock::now() - sign > std::chrono::milliseconds(limit)) {
-      throw BrokenPromiseError("worker '" + worker +
-                               "', which waits for the promise, has given no sign for " +
-                               std::to_string(limit / 1000) +
-                               " s (dtorch_ops.network.set_lost_after): nobody may be left to "
-                               "take the value");
+    const auto since = Clock::now() - std::chrono::milliseconds(limit);
+    if (start < since && !WasHeard(worker, since)) {
+      throw BrokenPromiseError(
+          "worker '" + worker + "', which waits for the promise, has given no sign for " + Limit() +
+          " (dtorch_ops.network.set_lost_after): nobody may be left to take the value");
     }
   }
   if (!reply->hasError()) return;

@@ -31,21 +31,30 @@ struct State {
   std::weak_ptr<rpc::RpcAgent> left;
   std::unordered_map<std::string, int64_t> on_the_way;  // values, by worker
 };
-State& GetState() {
-  static auto* state = new State;  // leaked on purpose: RPC's threads may outlive everything
-  return *state;
-}
+State* state = new State;  // leaked on purpose: RPC's threads may outlive everything
+State& GetState() { return *state; }
 std::atomic<bool> answers_later{false};
+// Of the process that this one was forked from: its threads are not here.
+const rpc::RpcAgent* inherited = nullptr;
 
 AgentPtr CurrentAgent() {
-  // Its threads are not here.
-  if (ForkGeneration() != 0 || !rpc::RpcAgent::isCurrentRpcAgentSet()) return nullptr;
+  if (!rpc::RpcAgent::isCurrentRpcAgentSet()) return nullptr;
   try {
-    return rpc::RpcAgent::getCurrentRpcAgent();
+    AgentPtr agent = rpc::RpcAgent::getCurrentRpcAgent();
+    return agent.get() == inherited ? nullptr : agent;
   } catch (const std::exception&) {
     return nullptr;  // shut down in this very moment
   }
 }
+
+const bool registered [[maybe_unused]] = [] {
+  OnFork({.child = [] {
+    state = new State;  // the lock of the other one may be held by a thread that is not here
+    inherited =
+        rpc::RpcAgent::isCurrentRpcAgentSet() ? rpc::RpcAgent::getCurrentRpcAgent().get() : nullptr;
+  }});
+  return true;
+}();
 
 FuturePtr FailedFuture(c10::TypePtr type, std::exception_ptr error) {
   auto future = c10::make_intrusive<c10::ivalue::Future>(std::move(type));

@@ -1,6 +1,7 @@
 #include "dtorch/network/stand_ins.h"
 
 #include "dtorch/base/error.h"
+#include "dtorch/base/fork.h"
 #include "dtorch/base/log.h"
 #include "dtorch/network/peers.h"
 #include "dtorch/network/rpc.h"
@@ -14,6 +15,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
+#include <cstring>
 #include <exception>
 #include <mutex>
 #include <stdexcept>
@@ -53,10 +55,13 @@ struct Table {
   int64_t next_reservation = 0;
   std::vector<std::weak_ptr<OwnerEnd>> relying;
 };
-Table& GetTable() {
-  static auto* table = new Table;  // leaked on purpose: RPC's threads may outlive everything
-  return *table;
-}
+Table* all = new Table;  // leaked on purpose: RPC's threads may outlive everything
+Table& GetTable() { return *all; }
+
+const bool registered [[maybe_unused]] = [] {
+  OnFork({.child = [] { all = new Table; }});  // what is held in the other one is the parent's
+  return true;
+}();
 
 bool HasValue(const std::string& token) { return shm::Token::FromText(token).has_value; }
 
@@ -160,14 +165,22 @@ void Drop(const Request& request) {
 at::Tensor Read(const Request& request) {
   const Unseen unseen;
   const auto& said = request.description;
-  if (said.size() < 3 || !request.bytes.defined() || !request.bytes.is_cpu() ||
-      request.bytes.scalar_type() != at::kByte || !request.bytes.is_contiguous()) {
+  const bool is_small = !request.bytes.defined();
+  if (said.size() < 3 ||
+      (!is_small && (!request.bytes.is_cpu() || request.bytes.scalar_type() != at::kByte ||
+                     !request.bytes.is_contiguous()))) {
     throw std::runtime_error("what the producer published makes no sense");
   }
   const at::IntArrayRef sizes(said.data() + 3, said.size() - 3);
-  const auto bytes = static_cast<uint64_t>(request.bytes.numel());
+  const auto bytes = is_small ? request.text.size() : static_cast<size_t>(request.bytes.numel());
   const auto dtype = CheckReceived(static_cast<uint64_t>(said[0]), sizes, bytes);
-  at::Tensor value = at::empty({0}, at::TensorOptions().dtype(dtype));
+  const auto options = at::TensorOptions().dtype(dtype);
+  if (is_small) {
+    at::Tensor value = at::empty(sizes, options);
+    if (bytes > 0) std::memcpy(value.mutable_data_ptr(), request.text.data(), bytes);
+    return value;
+  }
+  at::Tensor value = at::empty({0}, options);
   // The memory that it was received into, which nobody else has.
   auto* impl = value.unsafeGetTensorImpl();
   impl->set_storage_and_dtype(request.bytes.storage(), value.dtype());

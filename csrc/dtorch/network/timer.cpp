@@ -55,29 +55,34 @@ struct Timer {
   }
 };
 
-Timer& GetTimer() {
-  static auto* timer = [] {
+Timer* timer = new Timer;  // leaked on purpose
+
+const bool registered [[maybe_unused]] = [] {
+  OnFork({.child = [] { timer = new Timer; }});  // what the other one would do is the parent's
+  return true;
+}();
+
+void StopAtExit() {
+  static const bool once [[maybe_unused]] = [] {
     std::atexit([] {
-      std::lock_guard<std::mutex> lock(GetTimer().mutex);
-      GetTimer().stopped = true;
+      std::lock_guard<std::mutex> lock(timer->mutex);
+      timer->stopped = true;
     });
-    return new Timer;  // leaked on purpose
+    return true;
   }();
-  return *timer;
 }
 
 }  // namespace
 
 void RunAfter(int64_t ms, std::function<void()> work) {
-  if (ForkGeneration() != 0) return;  // what it would do is the parent's
-  Timer& timer = GetTimer();
-  std::lock_guard<std::mutex> lock(timer.mutex);
-  timer.planned.emplace(Clock::now() + std::chrono::milliseconds(ms), std::move(work));
-  timer.changed.notify_one();
-  if (timer.running) return;
+  StopAtExit();
+  std::lock_guard<std::mutex> lock(timer->mutex);
+  timer->planned.emplace(Clock::now() + std::chrono::milliseconds(ms), std::move(work));
+  timer->changed.notify_one();
+  if (timer->running) return;
   try {
-    StartThread([&timer] { timer.Run(); }, "dtorch_network");
-    timer.running = true;
+    StartThread([of = timer] { of->Run(); }, "dtorch_network");
+    timer->running = true;
   } catch (const std::exception&) {
   }
 }
