@@ -58,7 +58,7 @@ def define_answer_later() -> bool:
             warnings.simplefilter("ignore")
             torch.jit._state._python_cu.define(  # type: ignore[attr-defined]
                 "def _dtorch_answer_later(sender: str, after_ms: int) -> Future[None]:\n"
-                "    return torch.ops.dtorch._answer_later(sender, after_ms)\n"
+                "    return torch.ops.aten._dtorch_answer_later(sender, after_ms)\n"
             )
     except Exception:
         return False

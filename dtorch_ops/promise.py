@@ -50,7 +50,7 @@ class TensorPromise(_Promise, _C.TensorPromiseBase):
 
     Operators and scripted functions take it as a ``torch.classes.dtorch.TensorPromise``. Pickled,
     it travels to another process, and the tensor comes back through shared memory, or from another
-    machine through ``torch.distributed.rpc`` (:mod:`dtorch_ops.network`).
+    machine through ``torch.distributed.rpc`` (:func:`dtorch_ops.network.init`).
     When its last holder drops it unset, or ends, the future fails with
     :class:`~dtorch_ops.BrokenPromiseError`. While its pickle has not been loaded anywhere, in a
     queue, say, it has no holder that could: wait with a limit, or cancel it. Thread-safe.

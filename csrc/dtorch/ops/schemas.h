@@ -54,7 +54,7 @@ inline constexpr char kNetworkCall[] =
     "aten::_dtorch_call(int verb, str sender, str token, int number, str text, int[] description, "
     "Tensor? bytes) -> str";
 inline constexpr char kAnswerLater[] =
-    "dtorch::_answer_later(str sender, int after_ms) -> Future(NoneType)";
+    "aten::_dtorch_answer_later(str sender, int after_ms) -> Future(NoneType)";
 
 #undef DTORCH_TENSOR_PROMISE
 #undef DTORCH_VOID_PROMISE
