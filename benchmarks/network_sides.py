@@ -10,6 +10,7 @@ import contextlib
 import os
 import pickle
 import queue
+import random
 import socket
 import time
 from collections.abc import Iterator
@@ -44,10 +45,12 @@ LIMIT = 600
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Not one that the system gives away by itself: RPC listens on such ones."""
+    while True:
+        port = random.randrange(10_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def join(name: str, rank: int, world_size: int, port: int, transports: str) -> None:

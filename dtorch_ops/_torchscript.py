@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import threading
 import warnings
 
 import torch
@@ -46,20 +46,24 @@ def fetch(input: torch.Tensor) -> torch.Tensor:
     return unit.fetch(input)  # type: ignore[no-any-return]
 
 
-@functools.cache
+_defining = threading.Lock()
+
+
 def define_answer_later() -> bool:
     """What ``torch.distributed.rpc`` calls here and is answered later: must be a scripted function.
 
     Returns:
         Whether there is one.
     """
+    unit = torch.jit._state._python_cu  # type: ignore[attr-defined]
     try:
-        with warnings.catch_warnings():
+        with _defining, warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            torch.jit._state._python_cu.define(  # type: ignore[attr-defined]
-                "def _dtorch_answer_later(sender: str, after_ms: int) -> Future[None]:\n"
-                "    return torch.ops.aten._dtorch_answer_later(sender, after_ms)\n"
-            )
+            if unit.find_function("_dtorch_answer_later") is None:
+                unit.define(
+                    "def _dtorch_answer_later(sender: str, after_ms: int) -> Future[None]:\n"
+                    "    return torch.ops.aten._dtorch_answer_later(sender, after_ms)\n"
+                )
     except Exception:
         return False
     return True

@@ -122,7 +122,7 @@ def set_lost_after(seconds: float) -> None:
     """
     if not seconds >= 0.1:
         raise ValueError(f"seconds: expected at least 0.1, got {seconds}")
-    _C.set_lost_after_ms(min(int(seconds * 1000), 2**31))
+    _C.set_lost_after_ms(int(min(seconds * 1000, 2**30)))  # torch counts in 32 bits
 
 
 def lost_after() -> float:

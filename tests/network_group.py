@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import multiprocessing
 import os
+import random
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -23,12 +24,21 @@ OWNER = "owner"
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Not one that the system gives away by itself, to a listener of RPC's, say.
+
+    TensorPipe ends its process when it is greeted by a store's client.
+    """
+    while True:
+        port = random.randrange(10_000, 32_000)
+        with contextlib.suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def join(name: str, rank: int, world_size: int, port: int) -> None:
+    # RPC counts how often a process has initialised it, and waits for ever for others that have not
+    # done so as often.
+    rpc._init_counter = 0
     dtorch_ops.network.init(
         name,
         rank=rank,

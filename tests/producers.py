@@ -508,3 +508,18 @@ def set_held_full(size: tuple[int, ...]) -> str:
     except dtorch_ops.DTorchError as error:
         return f"{type(error).__name__}: {error}"
     return "none"
+
+
+def call_at_once(worker: str, count: int) -> list[float]:
+    """RPC's calls of so many functions that fulfil a promise each, and what they set."""
+    from torch.distributed import rpc
+
+    promises = [Promise("network") for _ in range(count)]
+    futures = [promise.get_future() for promise in promises]
+    calls = [
+        rpc.rpc_async(worker, load_and_set, (pickle.dumps(promise), float(index)))
+        for index, promise in enumerate(promises)
+    ]
+    values = [value.item() for value in dtorch_ops.wait_all(futures, timeout_ms=30_000)]
+    torch.futures.wait_all(calls)
+    return values

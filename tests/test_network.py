@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -177,6 +178,11 @@ def test_a_remote_sync(worker: Worker) -> None:
     promise, future = pending(dtorch_ops.VoidPromise)
     worker.call(producers.sync_void, promise)
     assert future.wait(LIMIT_MS) is None
+
+
+def test_more_functions_at_once_than_rpc_has_threads(two: Two) -> None:
+    """Each waits for a reply, and replies need a thread: torch's own nested calls stop there."""
+    assert two.owner.call(producers.call_at_once, "worker1", 64) == [float(i) for i in range(64)]
 
 
 # ---- Threads ------------------------------------------------------------------------------------
@@ -359,7 +365,10 @@ def test_a_shutdown_fails_what_is_pending_and_does_not_wait(two: Two) -> None:
     two.worker.start(producers.shut_down)
     said = two.owner.call(producers.shut_down)
     two.worker.finish()
-    assert said.startswith("BrokenPromiseError: torch.distributed.rpc was shut down while")
+    # Whoever of the two leaves first.
+    assert said.startswith("BrokenPromiseError: ") and re.search(
+        r"torch\.distributed\.rpc was shut down while|has left torch\.distributed\.rpc", said
+    )
     said = two.worker.call(producers.error_of_setting_held)
     assert said.startswith("BrokenPromiseError") and "shut down in this process" in said
 

@@ -17,8 +17,9 @@ bool JoinNetwork() {
     return py::module_::import("dtorch_ops.network").attr("_join")().cast<bool>();
   } catch (py::error_already_set& error) {
     error.discard_as_unraisable("dtorch_ops.network");
-    return false;  // others ask now and then, instead
+  } catch (const std::exception&) {
   }
+  return false;  // others ask now and then, instead
 }
 
 void BindNetwork(py::module_& m) {

@@ -240,7 +240,7 @@ Backend::Imported Service::Find(const shm::Token& token) {
   if (it == outstanding_.end()) return {};
   // An end leaves the table before it goes.
   auto end = it->second.end->weak_from_this().lock();
-  if (!end) return {};
+  if (!end || end->has_value() != token.has_value) return {};
   return {it->second.future, std::move(end), nullptr};
 }
 

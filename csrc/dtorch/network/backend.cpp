@@ -32,6 +32,17 @@ namespace {
 
 constexpr int64_t kSmallBytes = 64 << 10;
 
+void LogRefusal(const c10::ivalue::Future& replied) {
+  if (replied.hasError()) {
+    Log(LogLevel::kInfo, "network", "a value was not taken: ", replied.tryRetrieveErrorMessage());
+    return;
+  }
+  const Reply reply = Reply::FromText(replied.constValue().toStringRef());
+  if (reply.status != Reply::Status::kDone) {
+    Log(LogLevel::kInfo, "network", "a value was not taken: ", reply.text);
+  }
+}
+
 // One promise of another process, as a producer reaches it.
 struct Target {
   std::string worker, token;
@@ -55,6 +66,17 @@ struct Target {
 
   // Blocks until the owner has replied. Throws what it replies, if that is an error.
   Reply Ask(Request request) const {
+    std::optional<ValueOnTheWay> on_the_way;
+    if (request.bytes.defined()) on_the_way.emplace(worker);
+    const MayBlock may_block;
+    if (!may_block && (request.verb == Verb::kSet || request.verb == Verb::kFail)) {
+      // The caller may write to it when this returns.
+      if (request.bytes.defined()) request.bytes = request.bytes.clone();
+      Say(std::move(request), /*timeout_ms=*/0)->addCallback([](c10::ivalue::Future& replied) {
+        LogRefusal(replied);
+      });
+      return {};
+    }
     const FuturePtr replied = Say(std::move(request), /*timeout_ms=*/0);
     WaitFor(replied, worker);
     Reply reply = Reply::FromText(replied->value().toStringRef());
@@ -109,7 +131,8 @@ class Claim final : public Reservation {
   Claim(const Target& target, std::optional<c10::Device> device)
       : target_(target),
         device_(device.value_or(c10::kCPU)),
-        number_(std::stoll(target.AskOnce({.verb = Verb::kReserve}).text)) {}
+        number_(
+            std::stoll(target.AskOnce({.verb = Verb::kReserve, .number = AnswersLater()}).text)) {}
   ~Claim() override {
     if (is_over_ || target_.generation != ForkGeneration()) return;
     try {
@@ -138,28 +161,44 @@ class Claim final : public Reservation {
 
 class End final : public ProducerEnd {
  public:
+  // Only when the owner has heard of it will it notice that this process ends.
   explicit End(Target target)
       : target_(std::move(target)),
-        held_(target_.Say({.verb = Verb::kHold, .number = AnswersLater()}, GetLostAfterMs())) {}
-  ~End() override {
-    if (target_.generation != ForkGeneration()) return;
-    // The word that it is held must not come after it. In a thread of its own: this one may hold
-    // any lock.
-    RunAfter(0, [target = target_, held = held_] {
-      held->addCallback([target](c10::ivalue::Future&) {
-        try {
-          target.Say({.verb = Verb::kDrop}, GetLostAfterMs());
-        } catch (const std::exception&) {
-          // RPC was shut down: the owner knows.
-        }
-      });
-    });
+        held_(target_.Say({.verb = Verb::kHold, .number = AnswersLater()}, /*timeout_ms=*/0)) {
+    const MayBlock may_block;
+    if (!may_block) return;
+    try {
+      WaitFor(held_, target_.worker);
+    } catch (...) {
+      Drop();
+      throw;
+    }
   }
+  ~End() override { Drop(); }
 
   std::string Token() override {
     WaitFor(held_, target_.worker);
     target_.AskOnce({.verb = Verb::kHandOver});
     return target_.token;
+  }
+
+  void Drop() {
+    if (target_.generation != ForkGeneration()) return;
+    // The word that it is held must not come after it. In a thread of its own: this one may hold
+    // any lock.
+    try {
+      RunAfter(0, [target = target_, held = held_] {
+        held->addCallback([target](c10::ivalue::Future&) {
+          try {
+            target.Say({.verb = Verb::kDrop}, /*timeout_ms=*/0);
+          } catch (const std::exception&) {
+            // RPC was shut down: the owner knows.
+          }
+        });
+      });
+    } catch (const std::exception&) {
+      // No memory: it counts as held until this process ends.
+    }
   }
 
   void SetValue(const c10::IValue& value) override {

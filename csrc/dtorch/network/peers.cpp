@@ -14,7 +14,9 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <pthread.h>
 #include <sstream>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -25,7 +27,9 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int64_t kBeatMs = 1000;
+constexpr char kHasLeft[] = "has left torch.distributed.rpc";
 std::atomic<int64_t> lost_after_ms{30'000};
+std::atomic<int64_t> blocked_in_pool{0};  // threads of RPC's
 
 struct Peers {
   std::mutex mutex;
@@ -37,9 +41,25 @@ Peers* all = new Peers;  // leaked on purpose: RPC's threads may outlive everyth
 Peers& GetPeers() { return *all; }
 
 const bool registered [[maybe_unused]] = [] {
-  OnFork({.child = [] { all = new Peers; }});  // a lock may be held by a thread that is not here
+  OnFork({.child = [] {
+    all = new Peers;  // a lock may be held by a thread that is not here
+    blocked_in_pool = 0;
+  }});
   return true;
 }();
+
+bool IsOfPool() {
+  thread_local const bool is = [] {
+    char name[16] = "";
+    return pthread_getname_np(pthread_self(), name, sizeof(name)) == 0 &&
+           std::string_view(name) == "pt_thread_pool";
+  }();
+  return is;
+}
+
+std::exception_ptr HasLeftError() {
+  return std::make_exception_ptr(DTorchError(std::string("it ") + kHasLeft));
+}
 
 // The limit, as a text.
 std::string Limit() {
@@ -74,6 +94,21 @@ struct WatchOf {
 
 void Ask(const std::shared_ptr<const WatchOf>& watch);
 
+bool HasLeft(const WatchOf& watch, const FuturePtr& answer) {
+  return !watch.answers_later &&
+         Reply::FromText(answer->value().toStringRef()).status == Reply::Status::kElsewhere;
+}
+
+// What goes wrong here must not end the watch without a word, nor leave RPC's thread.
+template <typename Body>
+void OrLost(const std::shared_ptr<const WatchOf>& watch, const Body& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    watch->on_lost("worker '" + watch->worker + "' cannot be watched: " + error.what());
+  }
+}
+
 void OnAnswer(const std::shared_ptr<const WatchOf>& watch, const FuturePtr& answer) {
   if (!watch->is_wanted()) return;
   if (answer->hasError()) {
@@ -84,11 +119,15 @@ void OnAnswer(const std::shared_ptr<const WatchOf>& watch, const FuturePtr& answ
       return Ask(watch);
     }
     watch->on_lost(WhyLost(watch->worker, answer));
+  } else if (HasLeft(*watch, answer)) {
+    watch->on_lost("worker '" + watch->worker + "' " + kHasLeft);
   } else if (watch->answers_later) {
     Ask(watch);
   } else {
     RunAfter(std::min(kBeatMs, GetLostAfterMs() / 4), [watch] {
-      if (watch->is_wanted()) Ask(watch);
+      OrLost(watch, [&] {
+        if (watch->is_wanted()) Ask(watch);
+      });
     });
   }
 }
@@ -100,11 +139,21 @@ void Ask(const std::shared_ptr<const WatchOf>& watch) {
           ? AskLater(watch->worker, limit / 4, limit)
           : Call(watch->worker, {.verb = Verb::kBeat, .sender = SelfName()}, limit);
   answer->addCallback([watch](c10::ivalue::Future& answered) {
-    OnAnswer(watch, FuturePtr::reclaim_copy(&answered));
+    OrLost(watch, [&] { OnAnswer(watch, FuturePtr::reclaim_copy(&answered)); });
   });
 }
 
 }  // namespace
+
+MayBlock::MayBlock() : counts_(IsOfPool()) {
+  if (!counts_) return;
+  constexpr int64_t kFree = 2;
+  may_ = ++blocked_in_pool <= std::max<int64_t>(PoolSize() - kFree, 0);
+}
+
+MayBlock::~MayBlock() {
+  if (counts_) --blocked_in_pool;
+}
 
 void SetLostAfterMs(int64_t ms) { lost_after_ms = ms; }
 int64_t GetLostAfterMs() { return lost_after_ms; }
@@ -124,10 +173,6 @@ void HeardFrom(const std::string& sender) {
 FuturePtr AnswerLater(const std::string& sender, int64_t after_ms) {
   HeardFrom(sender);
   auto answer = c10::make_intrusive<c10::ivalue::Future>(c10::NoneType::get());
-  if (SelfName().empty()) {  // it leaves
-    CompleteWithValue(answer, c10::IValue());
-    return answer;
-  }
   Peers& peers = GetPeers();
   uint64_t number = 0;
   {
@@ -135,16 +180,22 @@ FuturePtr AnswerLater(const std::string& sender, int64_t after_ms) {
     number = ++peers.next_answer;
     peers.answers.emplace(number, answer);
   }
-  RunAfter(std::max<int64_t>(after_ms, 0), [&peers, number] {
-    FuturePtr due;
-    {
-      std::lock_guard<std::mutex> lock(peers.mutex);
-      const auto it = peers.answers.find(number);
-      if (it == peers.answers.end()) return;
-      due = std::move(it->second);
-      peers.answers.erase(it);
-    }
-    CompleteWithValue(due, c10::IValue());
+  const auto take = [&peers, number] {
+    std::lock_guard<std::mutex> lock(peers.mutex);
+    const auto it = peers.answers.find(number);
+    if (it == peers.answers.end()) return FuturePtr();
+    FuturePtr due = std::move(it->second);
+    peers.answers.erase(it);
+    return due;
+  };
+  // Looked at behind the emplacing: whoever leaves from now on finds it.
+  if (SelfName().empty()) {
+    if (const FuturePtr due = take()) CompleteWithError(due, HasLeftError());
+    return answer;
+  }
+  // Its questions are signs to this process as well, whose limit may be a shorter one.
+  RunAfter(std::clamp<int64_t>(after_ms, 0, GetLostAfterMs() / 4), [take] {
+    if (const FuturePtr due = take()) CompleteWithValue(due, c10::IValue());
   });
   return answer;
 }
@@ -157,7 +208,7 @@ void StopAnswering() {
     due = std::exchange(peers.answers, {});
     peers.heard.clear();
   }
-  for (const auto& [number, answer] : due) CompleteWithValue(answer, c10::IValue());
+  for (const auto& [number, answer] : due) CompleteWithError(answer, HasLeftError());
 }
 
 void WaitFor(const FuturePtr& reply, const std::string& worker) {

@@ -37,6 +37,22 @@ void HeardFrom(const std::string& sender);
 /// the worker. BrokenPromiseError if there were none for too long. Interruptible.
 void WaitFor(const FuturePtr& reply, const std::string& worker);
 
+/// Scope in which this thread may block in WaitFor(). What comes in takes a thread of RPC's pool,
+/// replies too: if all of them waited for one, none would ever come. So the last few of the pool's
+/// threads do not get one.
+class MayBlock {
+ public:
+  MayBlock();
+  ~MayBlock();
+  MayBlock(const MayBlock&) = delete;
+  MayBlock& operator=(const MayBlock&) = delete;
+  explicit operator bool() const { return may_; }
+
+ private:
+  const bool counts_;
+  bool may_ = true;
+};
+
 /// RPC is about to be shut down: answers everybody, and asks nobody any more.
 void StopAnswering();
 

@@ -7,6 +7,9 @@
 #include <ATen/core/jit_type.h>
 #include <torch/csrc/distributed/rpc/rpc_agent.h>
 #include <torch/csrc/distributed/rpc/script_call.h>
+#define USE_TENSORPIPE  // as torch was built
+#include <torch/csrc/distributed/rpc/tensorpipe_agent.h>
+#undef USE_TENSORPIPE
 #include <torch/csrc/distributed/rpc/utils.h>
 #include <torch/csrc/jit/runtime/operator.h>
 
@@ -34,25 +37,48 @@ struct State {
 State* state = new State;  // leaked on purpose: RPC's threads may outlive everything
 State& GetState() { return *state; }
 std::atomic<bool> answers_later{false};
-// Of the process that this one was forked from: its threads are not here.
-const rpc::RpcAgent* inherited = nullptr;
+// Of the process that this one was forked from: its threads are not here. Kept, so that no other
+// one is ever where it is.
+AgentPtr* inherited = nullptr;
 
-AgentPtr CurrentAgent() {
+// Torch's own lock around it is left free by a fork that happens meanwhile.
+std::mutex& AgentMutex() {
+  static auto* mutex = [] {
+    auto* made = new std::mutex;
+    HoldAcrossFork(*made);
+    return made;
+  }();
+  return *mutex;
+}
+
+AgentPtr AgentOfTorch() {
+  std::lock_guard<std::mutex> lock(AgentMutex());
   if (!rpc::RpcAgent::isCurrentRpcAgentSet()) return nullptr;
   try {
-    AgentPtr agent = rpc::RpcAgent::getCurrentRpcAgent();
-    return agent.get() == inherited ? nullptr : agent;
+    return rpc::RpcAgent::getCurrentRpcAgent();
   } catch (const std::exception&) {
     return nullptr;  // shut down in this very moment
   }
 }
 
+AgentPtr CurrentAgent() {
+  AgentPtr agent = AgentOfTorch();
+  return inherited && agent == *inherited ? nullptr : agent;
+}
+
 const bool registered [[maybe_unused]] = [] {
-  OnFork({.child = [] {
-    state = new State;  // the lock of the other one may be held by a thread that is not here
-    inherited =
-        rpc::RpcAgent::isCurrentRpcAgentSet() ? rpc::RpcAgent::getCurrentRpcAgent().get() : nullptr;
-  }});
+  static AgentPtr* of_parent = nullptr;  // leaked on purpose: to end it here would wait for threads
+  OnFork({.prepare = [] { of_parent = new AgentPtr(CurrentAgent()); },
+          .parent =
+              [] {
+                delete of_parent;
+                of_parent = nullptr;
+              },
+          .child =
+              [] {
+                state = new State;  // the lock of the other one may be held by a missing thread
+                if (*of_parent) inherited = of_parent;
+              }});
   return true;
 }();
 
@@ -67,8 +93,9 @@ FuturePtr Send(const std::string& worker, rpc::ScriptCall call, int64_t timeout_
   try {
     const AgentPtr agent = CurrentAgent();
     if (!agent) throw DTorchError("torch.distributed.rpc has been shut down");
-    const auto sent = agent->send(agent->getWorkerInfo(worker), std::move(call).toMessage(),
-                                  static_cast<float>(timeout_ms) / 1000.f);
+    const rpc::WorkerInfo to = agent->getWorkerInfo(worker);  // a copy: that one may leave
+    const auto sent =
+        agent->send(to, std::move(call).toMessage(), static_cast<float>(timeout_ms) / 1000.f);
     return sent->then(
         [](c10::ivalue::Future& answered) {
           const auto message = answered.value().toCustomClass<rpc::Message>();
@@ -117,6 +144,14 @@ void Leave() {
   state.left = agent;
 }
 
+int64_t PoolSize() {
+  const AgentPtr agent = CurrentAgent();
+  if (!agent) return 0;
+  const auto* tensor_pipe = dynamic_cast<const rpc::TensorPipeAgent*>(agent.get());
+  return tensor_pipe ? tensor_pipe->getBackendOptions().numWorkerThreads
+                     : rpc::kDefaultNumWorkerThreads;
+}
+
 void CheckWorker(const std::string& worker) {
   const AgentPtr agent = CurrentAgent();
   if (!agent) throw UnreachableError("torch.distributed.rpc is not initialised here");
@@ -138,21 +173,21 @@ FuturePtr Call(const std::string& worker, Request request, int64_t timeout_ms) {
       std::move(request.text),
       std::move(request.description),
       has_bytes ? c10::IValue(std::move(request.bytes)) : c10::IValue()};
+  return Send(worker, rpc::ScriptCall(CallOperator(), std::move(arguments)), timeout_ms,
+              c10::StringType::get());
+}
+
+ValueOnTheWay::ValueOnTheWay(std::string worker) : worker_(std::move(worker)) {
   State& state = GetState();
-  if (has_bytes) {
-    std::lock_guard<std::mutex> lock(state.mutex);
-    ++state.on_the_way[worker];
-  }
-  FuturePtr reply = Send(worker, rpc::ScriptCall(CallOperator(), std::move(arguments)), timeout_ms,
-                         c10::StringType::get());
-  if (has_bytes) {
-    reply->addCallback([&state, worker](c10::ivalue::Future&) {
-      std::lock_guard<std::mutex> lock(state.mutex);
-      const auto it = state.on_the_way.find(worker);
-      if (--it->second == 0) state.on_the_way.erase(it);
-    });
-  }
-  return reply;
+  std::lock_guard<std::mutex> lock(state.mutex);
+  ++state.on_the_way[worker_];
+}
+
+ValueOnTheWay::~ValueOnTheWay() {
+  State& state = GetState();
+  std::lock_guard<std::mutex> lock(state.mutex);
+  const auto it = state.on_the_way.find(worker_);
+  if (it != state.on_the_way.end() && --it->second == 0) state.on_the_way.erase(it);
 }
 
 FuturePtr AskLater(const std::string& worker, int64_t after_ms, int64_t timeout_ms) {

@@ -19,6 +19,9 @@ bool AnswersLater();
 /// For the RPC that is initialised now: it is about to be shut down.
 void Leave();
 
+/// How many threads answer what comes in, replies included. 0 if RPC is not initialised.
+int64_t PoolSize();
+
 /// UnreachableError if RPC knows no such worker, or is not initialised.
 void CheckWorker(const std::string& worker);
 
@@ -33,7 +36,17 @@ FuturePtr AskLater(const std::string& worker, int64_t after_ms, int64_t timeout_
 /// Of what has failed: no answer in time, and no more.
 bool IsTimeout(const FuturePtr& failed);
 
-/// Values that are on their way to `worker`, behind which whatever else is said has to wait.
+/// Scope in which a value is on its way to a worker: whatever else is said to it has to wait.
+class ValueOnTheWay {
+ public:
+  explicit ValueOnTheWay(std::string worker);
+  ~ValueOnTheWay();
+  ValueOnTheWay(const ValueOnTheWay&) = delete;
+  ValueOnTheWay& operator=(const ValueOnTheWay&) = delete;
+
+ private:
+  const std::string worker_;
+};
 int64_t ValuesOnTheWayTo(const std::string& worker);
 
 // What is called over there: an operator, and a scripted function of the host's, since only these

@@ -89,7 +89,8 @@ PromisePtr FindHeld(const Request& request) {
   if (PromisePtr promise = FindIfHeld(request)) return promise;
   CheckHome(request.token);
   // Throws if it is not outstanding. To make a stand-in and drop it would break it.
-  (void)FileBackend().Import(request.token, HasValue(request.token));
+  auto found = FileBackend().Import(request.token, HasValue(request.token));
+  ReleaseFuture(std::move(found.future));
   throw NotHere("this worker was given up for lost, and the promises that it held with it");
 }
 
@@ -251,10 +252,16 @@ std::string Reserve(const Request& request) {
   PromisePtr promise = Find(request);
   auto reservation = promise->Reserve();
   Table& table = GetTable();
-  std::lock_guard<std::mutex> lock(table.mutex);
-  const int64_t number = ++table.next_reservation;
-  table.workers[request.sender].reserved.emplace(
-      number, Reserved{std::move(promise), std::move(reservation)});
+  int64_t number = 0;
+  bool first = false;  // the word that it is held is still to come
+  {
+    std::lock_guard<std::mutex> lock(table.mutex);
+    const auto [it, made] = table.workers.try_emplace(request.sender);
+    first = made;
+    number = ++table.next_reservation;
+    it->second.reserved.emplace(number, Reserved{std::move(promise), std::move(reservation)});
+  }
+  if (first) WatchOver(request.sender, request.number != 0);
   return std::to_string(number);
 }
 
@@ -303,8 +310,8 @@ Reply Answer(Request request) {
 
 Reply Serve(Request request) noexcept {
   using Status = Reply::Status;
-  HeardFrom(request.sender);
   try {
+    HeardFrom(request.sender);
     if (SelfName().empty()) return {Status::kElsewhere, "RPC is being shut down there"};
     return Answer(std::move(request));
   } catch (const PromiseAlreadySatisfiedError& error) {

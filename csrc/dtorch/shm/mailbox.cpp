@@ -509,6 +509,8 @@ void Mailbox::Look(uint32_t index, std::vector<Event>& events) {
   if (word.state == State::kForsaken) {  // and whatever was being answered is written
     uint64_t forsaken = word.Pack();
     word = {State::kPending, 0, place.generation};
+    locals_[index].question = 0;
+    locals_[index].memory.reset();
     meta_.slot(index).word.compare_exchange_strong(forsaken, word.Pack());
   }
   if (word.state == State::kReady) {
