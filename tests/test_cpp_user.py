@@ -129,7 +129,7 @@ def test_owner_and_worker_without_python_are_two_of_rpc(core_tests):
     assert worker.returncode == 0, worker.stderr
     said = owner.communicate(timeout=60)[0].splitlines()
     assert owner.returncode == 0
-    assert said[:2] == ["value: 6", "error: of the worker"]
+    assert said[:2] == ["value: 6", "error: RuntimeError: of the worker"]
     assert said[2].startswith("drop: broken: the last process that could")
     assert said[3].startswith("die: broken: the connection to worker 'worker' is lost")
 

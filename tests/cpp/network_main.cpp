@@ -6,11 +6,13 @@
 #include "dtorch/dtorch.h"
 
 #define USE_TENSORPIPE
+#include <torch/csrc/distributed/autograd/context/container.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <torch/csrc/distributed/rpc/request_callback_no_python.h>
 #include <torch/csrc/distributed/rpc/tensorpipe_agent.h>
 #include <torch/torch.h>
 
+#include <csignal>
 #include <cstdlib>
 #include <iostream>
 #include <memory>
@@ -33,6 +35,12 @@ std::shared_ptr<rpc::TensorPipeAgent> Join(const StorePtr& store, const std::str
       store, name, static_cast<rpc::worker_id_t>(rank), /*worldSize=*/2, options,
       std::unordered_map<std::string, rpc::DeviceMap>(), std::vector<c10::Device>(),
       std::make_unique<rpc::RequestCallbackNoPython>());
+  // What rpc.init_rpc() does besides, in Python.
+  agent->setTypeResolver(
+      std::make_shared<rpc::TypeResolver>([](const c10::QualifiedName& name) -> c10::StrongTypePtr {
+        throw std::runtime_error("expected no script classes, got " + name.qualifiedName());
+      }));
+  torch::distributed::autograd::DistAutogradContainer::init(rank);
   rpc::RpcAgent::setCurrentRpcAgent(agent);
   agent->start();
   return agent;
@@ -90,6 +98,8 @@ int Work(const StorePtr& store) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  // TensorPipe writes to connections whose other end has gone. (Python ignores it anyway.)
+  std::signal(SIGPIPE, SIG_IGN);
   const std::string role = argc == 3 ? argv[1] : "";
   if (role != "owner" && role != "worker") {
     std::cerr << "usage: network_main owner|worker PORT\n";
