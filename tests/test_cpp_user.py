@@ -124,11 +124,14 @@ def loaded_libraries(program: Path) -> str:
 def test_owner_and_worker_without_python_are_two_of_rpc(core_tests):
     """One that asks now and then whether the other is there: a call that waits takes Python."""
     program, port = str(core_tests / "network_main"), str(free_port())
-    owner = subprocess.Popen([program, "owner", port], stdout=subprocess.PIPE, text=True)
-    worker = run(program, "worker", port)
-    assert worker.returncode == 0, worker.stderr
-    said = owner.communicate(timeout=60)[0].splitlines()
-    assert owner.returncode == 0
+    with subprocess.Popen([program, "owner", port], stdout=subprocess.PIPE, text=True) as owner:
+        try:
+            worker = run(program, "worker", port)
+            assert worker.returncode == 0, worker.stderr
+            said = owner.communicate(timeout=60)[0].splitlines()
+            assert owner.returncode == 0
+        finally:
+            owner.kill()
     assert said[:2] == ["value: 6", "error: RuntimeError: of the worker"]
     assert said[2].startswith("drop: broken: the last process that could")
     assert said[3].startswith("die: broken: the connection to worker 'worker' is lost")
