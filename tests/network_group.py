@@ -7,6 +7,7 @@ import ctypes
 import multiprocessing
 import os
 import random
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -118,6 +119,12 @@ def two_hosts() -> Iterator[tuple[Host, Host]]:
     finally:
         for host in hosts:
             subprocess.run(["ip", "netns", "del", host.name], check=False, capture_output=True)
+
+
+def stop(pid: int) -> None:
+    """Until it is: threads of a process that was sent the signal go on for a moment."""
+    os.kill(pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
 
 
 class Worker(Peer):

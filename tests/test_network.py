@@ -14,7 +14,7 @@ import producers
 import pytest
 import torch
 from helpers import check_python
-from network_group import Group, Two, Worker, free_port
+from network_group import Group, Two, Worker, free_port, stop
 from peer import Peer
 
 import dtorch_ops
@@ -292,7 +292,7 @@ def test_a_worker_that_gives_no_sign_is_lost(mortal: Worker, soon: None) -> None
     promise, future = pending()
     other, other_future = pending()
     mortal.call(producers.hold, promise, other)
-    os.kill(mortal.process.pid, signal.SIGSTOP)
+    stop(mortal.process.pid)
     with pytest.raises(TimeoutError):
         future.wait(10)  # the caller's own limit
     with pytest.raises(BrokenPromiseError, match="no sign for 1 s"):
@@ -351,7 +351,7 @@ def test_the_owner_is_killed(two: Two) -> None:
 def test_the_owner_gives_no_sign(two: Two) -> None:
     two.held()
     two.worker.call(network.set_lost_after, 1.0)
-    os.kill(two.owner.process.pid, signal.SIGSTOP)
+    stop(two.owner.process.pid)
     said = two.worker.call(producers.error_of_setting_held)
     assert said.startswith("BrokenPromiseError: ") and "no sign for 1 s" in said
     assert "nobody may be left" in said
