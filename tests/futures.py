@@ -143,11 +143,20 @@ def _bytes_in_use() -> int:
 
 
 def assert_memory_stays_flat(step: Callable[[], object], rounds: int) -> None:
-    """What a step leaves behind must be less than the smallest thing that could be left."""
+    """What a step leaves behind must be less than the smallest thing that could be left.
+
+    What is left by each round is left in every measurement; a table that grows once, or blocks that
+    the allocator keeps for a thread, only in one.
+    """
     for _ in range(rounds // 10):
         step()
-    before = _bytes_in_use()
-    for _ in range(rounds):
-        step()
-    each = (_bytes_in_use() - before) / rounds
-    assert each < 8, f"{each:.1f} bytes are left by each round"
+    left = []
+    for _ in range(3):
+        before = _bytes_in_use()
+        for _ in range(rounds):
+            step()
+        left.append((_bytes_in_use() - before) / rounds)
+        if left[-1] < 8:
+            return
+    text = ", ".join(f"{each:.1f}" for each in left)
+    raise AssertionError(f"{text} bytes are left by each round")
