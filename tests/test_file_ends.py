@@ -445,8 +445,7 @@ def test_consumers_that_are_killed_in_the_midst_of_it_leave_nothing() -> None:
             child = forked(consumer)
             promises = pickle.loads(child.hear())
             now = dtorch_ops.stats(), counts()
-            del promises
-            kill(child)
+            kill(child)  # before the promises go, which it would be told
             return now
         shm = set(os.listdir("/dev/shm"))
         for _ in range(10):
