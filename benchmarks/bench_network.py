@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable
 
@@ -14,8 +13,8 @@ from .network_sides import THREADS, Owner, pair
 #: Bytes, by what they are called. A quick run leaves the last one out.
 SIZES = {"4 B": 4, "1 MiB": 1 << 20, "64 MiB": 1 << 26}
 
-#: Bytes that go along with a call of our operator, which ignores them.
-CARRIED = {"4 B": 4, "4 KiB": 1 << 12, "64 KiB": 1 << 16}
+#: The most that travels within a message, and a little more, which travels beside it.
+WITHIN, BESIDE = 1 << 20, (1 << 20) + 4
 
 #: Tensors of 4 B that are outstanding at a time.
 OUTSTANDING = 1000
@@ -52,15 +51,11 @@ class _Measuring(Owner):
             "ours": in_a_row(lambda: self.ours(4).call, count),
             "rpc": in_a_row(lambda: self.rpc_async(4, to_waiter=True).call, count),
             "warm": lambda: self._stream("fulfil", asks),
-            "ask": lambda: self.ask_worker("ask", asks),
-            "schema": lambda: self.ask_worker("schema", asks),
+            "look": lambda: self._look(asks),
             "unpickle": lambda: self._unpickle(asks),
+            "within": in_a_row(lambda: self.ours(WITHIN).call, count),
+            "beside": in_a_row(lambda: self.ours(BESIDE).call, count),
         }
-        for name, size in CARRIED.items():
-            samples[f"text_{key(name)}"] = functools.partial(self.ask_worker, "ask", asks, size)
-            samples[f"tensor_{key(name)}"] = functools.partial(
-                self.ask_worker, "ask", asks, 0, size
-            )
         return take(samples, rounds)
 
     def streams(self, rounds: int, count: int) -> Series:
@@ -88,6 +83,12 @@ class _Measuring(Owner):
         self.ask_worker("drop")
         return took
 
+    def _look(self, count: int) -> float:
+        self.hand_out(1)
+        took = self.ask_worker("look", count)
+        self.ask_worker("drop")
+        return took
+
     def processor(self, rounds: int, count: int) -> Series:
         """Microseconds of processor time of both processes together, for each."""
 
@@ -103,7 +104,7 @@ class _Measuring(Owner):
         samples: dict[str, Sample] = {
             "promise": of(lambda count: self._stream("fulfil", count)),
             "hold": of(self._unpickle),
-            "ask": of(lambda count: self.ask_worker("ask", count)),
+            "look": of(self._look),
             "rpc": of(lambda count: self._stream_of_rpc("rpc_sync_each", count)),
         }
         return take(samples, rounds)
@@ -156,22 +157,18 @@ def _parts(series: Series) -> list[Figure]:
         )
 
     parts = {
-        "ask": "a call of our operator with nothing",
-        "schema": "finding an operator by the text of its schema",
+        "look": "asking the owner whether a promise is pending",
         "unpickle": "unpickling a promise of another process",
     }
     warm = "set_value of 4 B, one after the other"
     return [
         figure("call", "set_value of 4 B: until it returns", "rpc", "rpc_sync with 4 B"),
         *(figure(f"part_{part}", title, "warm", warm) for part, title in parts.items()),
-        *(
-            figure(
-                f"part_text_{key(name)}",
-                f"a call of our operator with {name}, as text",
-                f"tensor_{key(name)}",
-                "the same, as a tensor",
-            )
-            for name in CARRIED
+        figure(
+            "part_within",
+            "set_value of 1 MiB, within the message",
+            "beside",
+            "of 4 B more, beside it",
         ),
     ]
 
@@ -198,8 +195,8 @@ def _streams(series: Series, count: int) -> list[Figure]:
 def _processor(series: Series) -> list[Figure]:
     titles = {
         "promise": "a promise's life (make, pickle, hold, set, drop)",
-        "hold": "a promise that is dropped (make, pickle, hold, ask, drop)",
-        "ask": "a call of our operator, with nothing",
+        "hold": "a promise that is dropped (make, pickle, hold, look, drop)",
+        "look": "asking whether a promise is pending",
     }
     return [
         compare(

@@ -291,7 +291,7 @@ _SHOWN = (
     ("basic_memory", "memory that RPC takes with one connection for all", "MB", None),
     ("basic_descriptors", "descriptors with one connection for all", "descriptors", None),
     ("our_memory", "memory that promises take in addition", "MB", None),
-    ("our_descriptors", "descriptors in addition", "descriptors", 1.0),
+    ("our_descriptors", "descriptors in addition", "descriptors", None),
     ("our_threads", "threads in addition", "threads", 1.0),
     ("idle", "idle, all watched: the controller's share of a core", "%", None),
     ("watch_cpu", "watching: the controller's processor time for a sign", "µs", None),

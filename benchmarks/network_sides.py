@@ -199,36 +199,13 @@ class Worker:
         self._held = []
         return 0.0
 
-    # The parts of a call.
-
-    def ask(self, count: int, text: int = 0, tensor: int | None = None) -> float:
-        """Microseconds for a call of our operator that asks whether the owner is there.
-
-        As many bytes go there with it, as text or as a tensor, and are ignored.
-        """
-        there = rpc.get_worker_info("owner")
-        arguments: tuple[Any, ...] = (
-            *(0, "worker", "", 0, "x" * text, []),
-            None if tensor is None else torch.zeros(tensor, dtype=torch.uint8),
-        )
-        invoke = torch._C._distributed_rpc._invoke_rpc_builtin
+    def look(self, count: int) -> float:
+        """Microseconds to ask the owner whether a promise is pending, and be told."""
+        held = self._held[0]
         began = time.perf_counter()
-        for _ in range(count):
-            answer = invoke(there, "aten::_dtorch_call", 60.0, *arguments).wait()
+        pending = sum(held.is_pending() for _ in range(count))
         ended = time.perf_counter()
-        expect(answer == "d", f"the answer {answer!r}")
-        return (ended - began) / count * 1e6
-
-    def schema(self, count: int) -> float:
-        """Microseconds for what RPC does to find an operator by the text that names it."""
-        text = str(torch._C._jit_get_schemas_for_operator("aten::_dtorch_call")[0])
-        began = time.perf_counter()
-        for _ in range(count):
-            parsed = torch._C.parse_schema(text)
-            found = torch._C._jit_get_schemas_for_operator(parsed.name)[0]
-            same = str(found) == text
-        ended = time.perf_counter()
-        expect(same, "the operator of a schema")
+        expect(pending == count, "a promise that is pending")
         return (ended - began) / count * 1e6
 
 

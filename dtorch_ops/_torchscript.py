@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 
 import torch
@@ -44,29 +43,6 @@ def fetch(input: torch.Tensor) -> torch.Tensor:
             "    return torch.jit.wait(torch.ops.dtorch.get_tensor_async(t, copy=True))\n"
         )
     return unit.fetch(input)  # type: ignore[no-any-return]
-
-
-_defining = threading.Lock()
-
-
-def define_answer_later() -> bool:
-    """What ``torch.distributed.rpc`` calls here and is answered later: must be a scripted function.
-
-    Returns:
-        Whether there is one.
-    """
-    unit = torch.jit._state._python_cu  # type: ignore[attr-defined]
-    try:
-        with _defining, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            if unit.find_function("_dtorch_answer_later") is None:
-                unit.define(
-                    "def _dtorch_answer_later(sender: str, after_ms: int) -> Future[None]:\n"
-                    "    return torch.ops.aten._dtorch_answer_later(sender, after_ms)\n"
-                )
-    except Exception:
-        return False
-    return True
 
 
 available = install()

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch.distributed import rpc
 
-from . import _C, _torchscript
+from . import _C
 
 __all__ = ["init", "lost_after", "set_lost_after", "shutdown"]
 
@@ -130,16 +130,11 @@ def lost_after() -> float:
     return _C.lost_after_ms() / 1000
 
 
-# ---- What the native library asks for ------------------------------------------------------------
-
-
-def _join() -> bool:
-    """Called before this process first meets another one: see Host::join_network."""
-    return _torchscript.define_answer_later()
+# ---- The end -------------------------------------------------------------------------------------
 
 
 def _see_to_shutdown() -> None:
-    """Have RPC's shutdown tell us: it has no hook, and waits for every call that is under way.
+    """Have RPC's shutdown tell us: it has no hook.
 
     Done when this is imported: a worker that only serves others is in the middle of ``shutdown()``
     all the time. What it calls there, one after the other, it looks up as it goes.
@@ -163,12 +158,16 @@ def _see_to_shutdown() -> None:
         if not is_join:
             leave()
 
+    def close(*_: object) -> None:
+        _C.leave_network()  # it may not have been graceful
+        _C.close_network()
+
     # Until all workers have called it; others may still want what is under way from here.
     before("_wait_all_workers", lambda *_: _C.flush_promises(_FLUSH_MS))
     before("_delete_all_user_and_unforked_owner_rrefs", leave)
     # Of workers that come and go.
     before("_group_membership_management", leave_group)
-    before("_finalize_shutdown", leave)
+    before("_finalize_shutdown", close)
 
 
 _see_to_shutdown()

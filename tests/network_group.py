@@ -36,7 +36,7 @@ def free_port() -> int:
             return port
 
 
-def join(name: str, rank: int, world_size: int, port: int) -> None:
+def join(name: str, rank: int, world_size: int, port: int, **options: Any) -> None:
     # RPC counts how often a process has initialised it, and waits for ever for others that have not
     # done so as often.
     rpc._init_counter = 0
@@ -46,6 +46,7 @@ def join(name: str, rank: int, world_size: int, port: int) -> None:
         world_size=world_size,
         init_method=f"tcp://127.0.0.1:{port}",
         interface="lo",
+        **options,
     )
 
 
@@ -177,11 +178,22 @@ class Two:
         for each in (self.owner, self.worker):
             each.finish()
 
-    def held(self) -> None:
-        """A promise of the owner's, which the worker has."""
-        pickled = self.owner.call(producers.make_promises, 1)
+    def held(self, count: int = 1) -> None:
+        """Promises of the owner's, which the worker has."""
+        pickled = self.owner.call(producers.make_promises, count)
         pickled = pickled.replace(b"@worker0", b"=worker0")
         self.worker.call(producers.load_and_hold, pickled)
+
+    def join_again(self, *options: Any) -> None:
+        """Shut RPC down, and initialise it anew."""
+        self.worker.start(producers.shut_down)
+        self.owner.call(producers.shut_down)
+        self.worker.finish()
+        port = free_port()
+        self.worker.start(producers.join_again, 1, port, *options)
+        self.owner.call(producers.join_again, 0, port)
+        self.worker.finish()
+        self.worker.call(producers.release)
 
     def close(self) -> None:
         for each in (self.owner, self.worker):

@@ -7,6 +7,7 @@ import concurrent.futures
 import ctypes
 import os
 import pickle
+import queue
 import signal
 import threading
 import time
@@ -410,22 +411,33 @@ def attached() -> int:
     return dtorch_ops.stats()["consumers"]
 
 
-def all_reduce_while_setting(promises: list[Promise], rank: int, port: int) -> list[float]:
-    """Sums of collectives of the user's own group, which run beside the promises."""
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
-    )
+def all_reduce_while_setting(
+    promises: list[Promise], rank: int, groups: list[tuple[int, int]]
+) -> list[float]:
+    """Sums of collectives of the user's default group, which run beside the promises.
+
+    One such group after the other: its port, and how many are in it.
+    """
     setter = threading.Thread(target=set_many, args=(promises,))
     setter.start()
     sums = []
-    for index in range(100):
-        value = torch.tensor(float(index + rank))
-        torch.distributed.all_reduce(value)
-        sums.append(value.item())
+    for port, size in groups:
+        torch.distributed.init_process_group(
+            "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size
+        )
+        for index in range(50):
+            value = torch.tensor(float(index + rank))
+            torch.distributed.all_reduce(value)
+            sums.append(value.item())
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
     setter.join()
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
     return sums
+
+
+def port_of_network() -> int:
+    """On which this process hears of promises."""
+    return int(Promise("network").token().rpartition(":")[2])
 
 
 def make_promises(count: int) -> bytes:
@@ -484,10 +496,51 @@ def shut_down() -> str:
     return error_of_made() if _made else ""
 
 
-def join_again(rank: int, port: int) -> None:
+def join_again(rank: int, port: int, maps_devices: bool = False) -> None:
+    """``maps_devices``: to worker0, of the accelerator that tests run on."""
     import network_group
 
-    network_group.join(f"worker{rank}", rank, 2, port)
+    options = {}
+    if maps_devices:
+        options["device_maps"] = {"worker0": _device_map()}
+    network_group.join(f"worker{rank}", rank, 2, port, **options)
+
+
+def know_the_accelerator() -> None:
+    """Both have to, where one maps its devices to the other's."""
+    _device_map()
+
+
+def _device_map() -> dict[torch.device, torch.device]:
+    import accelerators
+    from torch.distributed.rpc import backend_registry, options
+
+    accelerators.install()
+    device = torch.device(accelerators.DEVICES[-1])
+    if device.type == "cuda":
+        return {device: device}
+    # In Python RPC refuses all devices but CUDA's. Those of another process are CUDA's or its CPU.
+    options._to_device = torch.device
+    backend_registry._tensorpipe_validate_devices = lambda *_: True
+    return {device: torch.device("cpu")}
+
+
+def set_held_on_accelerator(first: float, size: int, expected: str) -> None:
+    """Until the network has logged that, once for each."""
+    import logging
+
+    said: queue.SimpleQueue[str] = queue.SimpleQueue()
+    handler = logging.Handler()
+    handler.emit = lambda record: said.put(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("dtorch_ops")
+    logger.addHandler(handler)
+    logger.setLevel(logging.DEBUG)
+    set_on_accelerator(_held, first, size)
+    for _ in _held:
+        while expected not in said.get(timeout=30):
+            pass
+    logger.setLevel(logging.NOTSET)
+    logger.removeHandler(handler)
 
 
 def error_of_made() -> str:
@@ -499,7 +552,15 @@ def error_of_made() -> str:
 
 
 def sum_of_made() -> float:
-    return _made[0].wait(30_000).sum().item()
+    return sums_of_made()[0]
+
+
+def sums_of_made() -> list[float]:
+    return [future.wait(30_000).sum().item() for future in _made]
+
+
+def devices_of_made() -> list[str]:
+    return [str(future.wait(30_000).device) for future in _made]
 
 
 def set_held_full(size: tuple[int, ...]) -> str:
@@ -510,16 +571,26 @@ def set_held_full(size: tuple[int, ...]) -> str:
     return "none"
 
 
-def call_at_once(worker: str, count: int) -> list[float]:
-    """RPC's calls of so many functions that fulfil a promise each, and what they set."""
+def set_and_ask(pickled: bytes, value: float) -> bool:
+    """Whether the owner says, right after the value was set, that it has been."""
+    promise = pickle.loads(pickled)
+    promise.set_value(torch.tensor(value))
+    try:
+        promise.set_value(torch.tensor(-1.0))
+    except dtorch_ops.PromiseAlreadySatisfiedError:
+        return not promise.is_pending()
+    return False
+
+
+def call_at_once(worker: str, count: int) -> tuple[list[float], list[bool]]:
+    """RPC's calls of so many functions that fulfil a promise each: what they set, and saw."""
     from torch.distributed import rpc
 
     promises = [Promise("network") for _ in range(count)]
     futures = [promise.get_future() for promise in promises]
     calls = [
-        rpc.rpc_async(worker, load_and_set, (pickle.dumps(promise), float(index)))
+        rpc.rpc_async(worker, set_and_ask, (pickle.dumps(promise), float(index)))
         for index, promise in enumerate(promises)
     ]
     values = [value.item() for value in dtorch_ops.wait_all(futures, timeout_ms=30_000)]
-    torch.futures.wait_all(calls)
-    return values
+    return values, torch.futures.wait_all(calls)

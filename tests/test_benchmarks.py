@@ -121,12 +121,11 @@ NETWORK = {
         for baseline in ("result", "callee", "waiter", "gloo")
     ),
     "network.call",
-    *(f"network.part_{part}" for part in ("ask", "schema", "unpickle")),
-    *(f"network.part_text_{size}" for size in ("4B", "4KiB", "64KiB")),
+    *(f"network.part_{part}" for part in ("look", "unpickle", "within")),
     "network.stream_one_rpc_sync",
     "network.stream_one_rpc_async",
     "network.stream_threads_rpc_async",
-    *(f"network.cpu_{what}" for what in ("promise", "hold", "ask")),
+    *(f"network.cpu_{what}" for what in ("promise", "hold", "look")),
     "network.idle_nothing",
     "network.idle_default",
 }
@@ -149,11 +148,7 @@ NETWORK_TARGETS = {
     "network.idle_nothing": 1.0,
     "network.idle_default": 1.0,
     **{f"scale.{what}_{workers}": 1.25 for what in ("cpu", "bytes") for workers in (1, 2)},
-    **{
-        f"scale.our_{what}_{workers}": 1.0
-        for what in ("descriptors", "threads")
-        for workers in (1, 2)
-    },
+    **{f"scale.our_{what}_{workers}": 1.0 for what in ("threads",) for workers in (1, 2)},
 }
 
 
@@ -213,8 +208,9 @@ def test_those_of_the_network_and_of_many_workers_run(tmp_path: Path) -> None:
     figures = json.loads(file.read_text())["figures"]
     check(figures, NETWORK | SCALE, NETWORK_TARGETS, done.stdout)
     for workers in (1, 2):
-        for what in ("threads", "descriptors"):
-            assert figures[f"scale.our_{what}_{workers}"]["ratio"]["median"] == 1, what
+        assert figures[f"scale.our_threads_{workers}"]["ratio"]["median"] == 1
+    one, two = (figures[f"scale.our_descriptors_{n}"]["subject"]["median"] for n in (1, 2))
+    assert two - one <= 6  # a connection to each worker, one from it, and what torch keeps of them
 
 
 def test_what_goes_through_tcp_is_counted() -> None:

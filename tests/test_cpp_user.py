@@ -122,7 +122,6 @@ def loaded_libraries(program: Path) -> str:
 
 
 def test_owner_and_worker_without_python_are_two_of_rpc(core_tests):
-    """One that asks now and then whether the other is there: a call that waits takes Python."""
     program, port = str(core_tests / "network_main"), str(free_port())
     with subprocess.Popen([program, "owner", port], stdout=subprocess.PIPE, text=True) as owner:
         try:

@@ -49,9 +49,9 @@ def test_what_is_not_run_is_marked_and_listed_here() -> None:
         "\n".join(marked),
         """\
 docs/coming_from.md: python, needs a GPU
-docs/coming_from.md: python, Ray is not installed there
+docs/coming_from.md: python, it starts a cluster
 docs/coming_from.md: python, DTorch is not installed there
-docs/scale.md: python, Ray is not installed there
+docs/scale.md: python, it starts a cluster
 docs/scale.md: python, Monarch is not installed there""",
     )
 

@@ -129,16 +129,13 @@ def test_only_ops_registers_operators(file):
     assert not registering or folder_of(file) == "ops", registering
 
 
-# Without the first everything else works; the network's calls are TorchScript's.
-TOUCH_TORCHSCRIPT = (
-    "dtorch/ops/torchscript.cpp",
-    "dtorch/ops/network.cpp",
-    "dtorch/network/rpc.cpp",
-)
+# Without it everything else works.
+KNOW_RPC = tuple(f"dtorch/network/{name}" for name in ("agent.h", "agent.cpp", "rpc.cpp"))
+TOUCH_TORCHSCRIPT = ("dtorch/ops/torchscript.cpp",)
 
 
 @core_sources
-def test_few_core_files_touch_torchscript(file):
+def test_one_core_file_touches_torchscript(file):
     jit = [
         i for i in includes(file) if i.startswith(("torch/csrc/jit", "torch/script.h", "torch/jit"))
     ]
@@ -146,9 +143,15 @@ def test_few_core_files_touch_torchscript(file):
 
 
 @core_sources
-def test_only_one_core_file_knows_rpc(file):
+def test_few_core_files_know_rpc(file):
     known = [i for i in includes(file) if i.startswith("torch/csrc/distributed")]
-    assert not known or name_of(file) == "dtorch/network/rpc.cpp", known
+    assert not known or name_of(file) in KNOW_RPC, known
+
+
+@core_sources
+def test_the_agent_is_behind_one_file(file):
+    used = "dtorch/network/agent.h" in includes(file)
+    assert not used or name_of(file) in ("dtorch/network/rpc.cpp", "dtorch/network/agent.cpp")
 
 
 def test_no_two_headers_include_each_other():

@@ -10,11 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import accelerators
 import producers
 import pytest
 import torch
 from helpers import check_python
 from network_group import Group, Two, Worker, free_port, stop
+from on_accelerator import until
 from peer import Peer
 
 import dtorch_ops
@@ -27,7 +29,7 @@ Promise = dtorch_ops.TensorPromise
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[Group]:
-    made = Group(workers=9)
+    made = Group(workers=11)
     yield made
     made.close()
 
@@ -35,6 +37,11 @@ def group() -> Iterator[Group]:
 @pytest.fixture(scope="module")
 def worker(group: Group) -> Worker:
     """One that lives."""
+    return group.take()
+
+
+@pytest.fixture(scope="module")
+def another_worker(group: Group) -> Worker:
     return group.take()
 
 
@@ -62,8 +69,8 @@ def pending(cls: Any = Promise, mode: str = "auto") -> tuple[Any, Any]:
 
 
 def test_a_token_names_the_worker_where_rpc_is_initialised(group: Group) -> None:
-    assert Promise().token().endswith("@owner")
-    assert Promise("network").token().endswith("=owner")
+    assert "@owner@uv://127.0.0.1:" in Promise().token()
+    assert "=owner@uv://127.0.0.1:" in Promise("network").token()
     assert "owner" not in Promise("file").token()
     assert len(Promise("network").token()) < 300
 
@@ -118,19 +125,20 @@ def test_an_error_says_why_neither_way_leads_there(token_of_the_dead: str) -> No
     with Peer() as without:
         said = without.call(producers.refusals, token_of_the_dead)
         assert "shared memory" in said and "where it was pickled" in said
-        said = without.call(producers.refusals, f"{token_of_the_dead}@somebody")
+        said = without.call(producers.refusals, f"{token_of_the_dead}@somebody@uv://127.0.0.1:1")
         assert "shared memory" in said and "not initialised here" in said and "'somebody'" in said
 
 
 def test_an_unknown_worker_is_named(worker: Worker, token_of_the_dead: str) -> None:
-    said = worker.call(producers.refusals, f"{token_of_the_dead}@somebody")
+    said = worker.call(producers.refusals, f"{token_of_the_dead}@somebody@uv://127.0.0.1:1")
     assert "knows no worker 'somebody'" in said
 
 
 def test_the_owner_says_so_if_the_promise_is_not_its_own(
     worker: Worker, token_of_the_dead: str
 ) -> None:
-    said = worker.call(producers.error_of_set_token, f"{token_of_the_dead}=owner")
+    owner = Promise("network").token().partition("=")[2]
+    said = worker.call(producers.error_of_set_token, f"{token_of_the_dead}={owner}")
     assert said.startswith("BrokenPromiseError") and "not the one that waits" in said
 
 
@@ -181,8 +189,10 @@ def test_a_remote_sync(worker: Worker) -> None:
 
 
 def test_more_functions_at_once_than_rpc_has_threads(two: Two) -> None:
-    """Each waits for a reply, and replies need a thread: torch's own nested calls stop there."""
-    assert two.owner.call(producers.call_at_once, "worker1", 64) == [float(i) for i in range(64)]
+    """Each waits for replies, with no thread of RPC's left: torch's own nested calls stop there."""
+    values, acknowledged = two.owner.call(producers.call_at_once, "worker1", 64)
+    assert values == [float(number) for number in range(64)]
+    assert all(acknowledged)
 
 
 # ---- Threads ------------------------------------------------------------------------------------
@@ -242,28 +252,41 @@ def test_rpc_works_in_a_forked_process_that_initialises_it_itself() -> None:
         """,
         args=(str(free_port()), str(free_port())),
     )
-    assert said.strip().endswith("=only")
+    assert "=only@" in said
 
 
 # ---- Beside the user's own ----------------------------------------------------------------------
 
 
-def test_collectives_run_beside_it(worker: Worker) -> None:
-    """500 promises each way, while both processes reduce and meet, in a group of their own."""
-    promises = [Promise() for _ in range(500)]
-    futures = [promise.get_future() for promise in promises]
-    theirs = pickle.loads(
-        worker.call(producers.make_promises, 500).replace(
-            f"@{worker.name}".encode(), f"={worker.name}".encode()
+@pytest.mark.parametrize("processes", [2, 3])
+def test_collectives_run_beside_it(processes: int, worker: Worker, another_worker: Worker) -> None:
+    """500 promises each way, while all processes reduce and meet, in groups of their own."""
+    workers = [worker, another_worker][: processes - 1]
+    count = 500 // len(workers)
+    promises = [[Promise() for _ in range(count)] for _ in workers]
+    futures = [promise.get_future() for each in promises for promise in each]
+    theirs = [
+        promise
+        for each in workers
+        for promise in pickle.loads(
+            each.call(producers.make_promises, count).replace(
+                f"@{each.name}".encode(), f"={each.name}".encode()
+            )
         )
-    )
-    port = free_port()
-    worker.start(producers.all_reduce_while_setting, promises, 1, port)
-    sums = producers.all_reduce_while_setting(theirs, 0, port)
-    assert sums == worker.finish() == [2.0 * index + 1 for index in range(100)]
+    ]
+    groups = [(free_port(), processes) for _ in range(2)]
+    for rank, each in enumerate(workers, 1):
+        each.start(producers.all_reduce_while_setting, promises[rank - 1], rank, groups)
+    sums = producers.all_reduce_while_setting(theirs, 0, groups)
+    ranks = sum(range(processes))
+    assert sums == 2 * [float(processes * index + ranks) for index in range(50)]
+    assert all(each.finish() == sums for each in workers)
     values = dtorch_ops.wait_all(futures, timeout_ms=LIMIT_MS)
-    assert [value.item() for value in values] == [float(index) for index in range(500)]
-    assert worker.call(producers.values_of_made) == [float(index) for index in range(500)]
+    expected = [float(index) for index in range(count)]
+    assert [value.item() for value in values] == expected * len(workers)
+    made = [value for each in workers for value in each.call(producers.values_of_made)]
+    # This process has set them all in one go.
+    assert made == [float(index) for index in range(count * len(workers))]
 
 
 # ---- Who is lost --------------------------------------------------------------------------------
@@ -275,6 +298,28 @@ def test_a_worker_that_is_killed_is_named(mortal: Worker) -> None:
     mortal.kill()
     with pytest.raises(BrokenPromiseError, match=f"connection to worker '{mortal.name}' is lost"):
         future.wait(LIMIT_MS)
+
+
+def test_a_worker_that_has_gone_leaves_no_connection(mortal: Worker) -> None:
+    """Nothing is said to it any more, by which one would notice."""
+    promise, future = pending()
+    mortal.call(producers.set_full, promise, 3.0)
+    assert future.wait(LIMIT_MS).tolist() == [3, 3, 3]
+    port = mortal.call(producers.port_of_network)
+    assert connections_to(port)
+    mortal.kill()
+    until(lambda: not connections_to(port))
+
+
+def connections_to(port: int) -> list[str]:
+    """The kernel's lines on those whose other end listened there, and which are not closed here."""
+    closed = {"06"}  # TIME_WAIT
+    lines = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return [
+        " ".join(line)
+        for line in lines
+        if int(line[2].partition(":")[2], 16) == port and line[3] not in closed
+    ]
 
 
 def test_a_worker_that_is_killed_in_the_middle_of_a_transfer(mortal: Worker) -> None:
@@ -373,6 +418,50 @@ def test_a_shutdown_fails_what_is_pending_and_does_not_wait(two: Two) -> None:
     assert said.startswith("BrokenPromiseError") and "shut down in this process" in said
 
 
+def test_all_shut_down_whoever_had_to_do_with_promises() -> None:
+    """One has values of all sizes, one small ones, one none. Twice; and nobody says anything."""
+    check_python(
+        """
+        from torch.distributed import rpc
+
+        SIZES = {1: [10, 1_000_000, 10], 2: [10, 10]}
+
+        def make(rank):
+            promises = [dtorch_ops.TensorPromise("network") for _ in SIZES.get(rank, [])]
+            futures.extend(promise.get_future() for promise in promises)
+            return promises
+
+        def run(rank, port):
+            rpc._init_counter = 0
+            dtorch_ops.network.init(
+                rank=rank, world_size=4, init_method=f"tcp://127.0.0.1:{port}", interface="lo"
+            )
+            sizes = SIZES.get(rank, [])
+            promises = rpc.rpc_sync("worker0", make, (rank,)) if sizes else []
+            for promise, size in zip(promises, sizes, strict=True):
+                promise.set_value(torch.ones(size))
+            del promises
+            dtorch_ops.network.shutdown()
+            if rank == 0:
+                assert sorted(f.wait(0).numel() for f in futures) == [10, 10, 10, 10, 1_000_000]
+                futures.clear()
+
+        futures = []
+        for port in sys.argv[1:]:
+            children = []
+            for rank in range(4):
+                child = os.fork()
+                if child == 0:
+                    run(rank, port)
+                    os._exit(0)
+                children.append(child)
+            for child in children:
+                assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        """,
+        args=(str(free_port()), str(free_port())),
+    )
+
+
 # ---- Accelerators -------------------------------------------------------------------------------
 
 
@@ -383,6 +472,17 @@ def test_values_of_an_accelerator_come_through_the_host(worker: Worker) -> None:
     worker.call(producers.set_on_accelerator, promises, 10.0, 1000)
     for index, future in enumerate(futures):
         assert torch.equal(future.wait(LIMIT_MS).cpu(), torch.full((1000,), 10.0 + index))
+
+
+def test_rpc_maps_of_devices_spare_the_host(two: Two) -> None:
+    """What is sent lies on the device, and has its device's name where it arrives."""
+    for each in (two.owner, two.worker):
+        each.call(producers.know_the_accelerator)
+    two.join_again(True)
+    two.held(3)
+    two.worker.call(producers.set_held_on_accelerator, 10.0, 1000, "is sent from there")
+    assert two.owner.call(producers.sums_of_made) == [10_000.0, 11_000.0, 12_000.0]
+    assert two.owner.call(producers.devices_of_made) == [accelerators.DEVICES[-1]] * 3
 
 
 def test_a_reserved_promise_of_a_worker_that_dies_is_broken(mortal: Worker, tmp_path: Path) -> None:
@@ -400,14 +500,7 @@ def test_a_reserved_promise_of_a_worker_that_dies_is_broken(mortal: Worker, tmp_
 
 def test_rpc_may_be_initialised_again(two: Two) -> None:
     two.held()
-    two.worker.start(producers.shut_down)
-    two.owner.call(producers.shut_down)
-    two.worker.finish()
-    port = free_port()
-    two.worker.start(producers.join_again, 1, port)
-    two.owner.call(producers.join_again, 0, port)
-    two.worker.finish()
-    two.worker.call(producers.release)
+    two.join_again()
     two.held()
     assert two.worker.call(producers.set_held) == "none"
     assert two.owner.call(producers.values_of_made) == [0.0]

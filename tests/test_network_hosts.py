@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import time
 from collections.abc import Iterator
 
 import producers
@@ -53,6 +54,25 @@ def test_a_cable_is_cut(hosts: Hosts, two: Two, cut: object) -> None:
     assert said.startswith("BrokenPromiseError") and "'worker1' has given no sign for 1 s" in said
     said = two.worker.call(producers.error_of_setting_held)
     assert said.startswith("BrokenPromiseError") and "worker 'worker0'" in said
+
+
+def test_a_cable_that_is_plugged_in_again(hosts: Hosts, two: Two) -> None:
+    """What was held is broken; what is sent from then on arrives."""
+    two.held()
+    lose_all_packets(hosts)
+    assert "has given no sign" in two.owner.call(producers.error_of_made)
+    for host in hosts:
+        host.run(f"ip route del blackhole {Host.address(1 - host.number)}/32")
+    two.worker.call(producers.release)
+    limit = time.monotonic() + 60
+    while True:  # what was lost in the meantime is sent again now and then, by TCP
+        try:
+            two.held()
+            break
+        except AssertionError as error:
+            assert "BrokenPromiseError" in str(error) and time.monotonic() < limit, error
+    assert two.worker.call(producers.set_held_full, (3,)) == "none"
+    assert two.owner.call(producers.sum_of_made) == 3.0
 
 
 def test_a_slow_line_is_not_a_lost_one(hosts: Hosts, two: Two) -> None:

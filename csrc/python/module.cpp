@@ -67,7 +67,7 @@ std::string CheckSubclass(const at::Tensor& tensor) {
 
 PYBIND11_MODULE(_C, m) {
   using namespace dtorch::python;
-  dtorch::SetHost({CheckInterrupt, DropGil, RetakeGil, JoinNetwork});
+  dtorch::SetHost({CheckInterrupt, DropGil, RetakeGil});
   dtorch::SetErrorInValueCheck(ErrorInValue);
   dtorch::SetSubclassCheck(CheckSubclass);
   dtorch::OnFork({.child = MayDrop::Forget});

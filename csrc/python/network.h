@@ -7,7 +7,4 @@ namespace dtorch::python {
 /// What Python's side of the network needs: see dtorch_ops/network.py.
 void BindNetwork(pybind11::module_& m);
 
-/// Host::join_network.
-bool JoinNetwork();
-
 }  // namespace dtorch::python

@@ -6,7 +6,6 @@
 #include "dtorch/dtorch.h"
 
 #define USE_TENSORPIPE
-#include <torch/csrc/distributed/autograd/context/container.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <torch/csrc/distributed/rpc/request_callback_no_python.h>
 #include <torch/csrc/distributed/rpc/tensorpipe_agent.h>
@@ -16,7 +15,6 @@
 #include <cstdlib>
 #include <iostream>
 #include <memory>
-#include <stdexcept>
 #include <string>
 #include <unistd.h>
 #include <unordered_map>
@@ -35,12 +33,6 @@ std::shared_ptr<rpc::TensorPipeAgent> Join(const StorePtr& store, const std::str
       store, name, static_cast<rpc::worker_id_t>(rank), /*worldSize=*/2, options,
       std::unordered_map<std::string, rpc::DeviceMap>(), std::vector<c10::Device>(),
       std::make_unique<rpc::RequestCallbackNoPython>());
-  // What rpc.init_rpc() does besides, in Python.
-  agent->setTypeResolver(
-      std::make_shared<rpc::TypeResolver>([](const c10::QualifiedName& name) -> c10::StrongTypePtr {
-        throw std::runtime_error("expected no script classes, got " + name.qualifiedName());
-      }));
-  torch::distributed::autograd::DistAutogradContainer::init(rank);
   rpc::RpcAgent::setCurrentRpcAgent(agent);
   agent->start();
   return agent;
@@ -80,6 +72,7 @@ int Own(const StorePtr& store) {
   }
   dtorch::network::LeaveNetwork();
   agent->shutdown();
+  dtorch::network::CloseNetwork();
   return 0;
 }
 

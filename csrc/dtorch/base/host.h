@@ -15,11 +15,6 @@ struct Host {
   /// `retake_lock` needs to take it again (nullptr: it was not held).
   void* (*drop_lock)() = nullptr;
   void (*retake_lock)(void*) = nullptr;
-
-  /// Called before this process first meets another one through torch.distributed.rpc, and when
-  /// that was initialised anew; in any thread, perhaps more than once. True if others may ask this
-  /// process for an answer that takes no thread (network/peers.h).
-  bool (*join_network)() = nullptr;
 };
 
 /// Installed once, at import, for the life of the process. Not thread-safe against waiters.

@@ -46,6 +46,13 @@ bool TryStartSharing(const at::Tensor& value, std::unique_ptr<Reservation>& rese
   }
 }
 
+// Of what may be written to before it is sent: in order, so that nothing is left to compute then.
+Transfer CopyToSend(const at::Tensor& value) {
+  const Unseen unseen;
+  const at::Tensor plain = value.detach().resolve_conj().resolve_neg().contiguous();
+  return FetchHere(plain, /*copy=*/plain.is_alias_of(value), kOp);
+}
+
 void Fulfil(PromiseState& promise, const at::Tensor& value) {
   const auto wanted = promise.wanted_device();
   if (wanted && !IsSameDevice(*wanted, value.device())) return FulfilOn(*wanted, promise, value);
@@ -60,8 +67,10 @@ void Fulfil(PromiseState& promise, const at::Tensor& value) {
         TryStartSharing(value, reservation)) {
       return;
     }
-    Transfer transfer =
-        leaves ? FetchTo(value.detach(), c10::kCPU, kOp) : FetchHere(value, /*copy=*/false, kOp);
+    Transfer transfer = !leaves ? FetchHere(value, /*copy=*/false, kOp)
+                        : reservation->SendsFrom(value.device())
+                            ? CopyToSend(value)
+                            : FetchTo(value.detach(), c10::kCPU, kOp);
     Start(std::move(transfer), std::move(reservation),
           leaves ? Destination::kOtherProcess : Destination::kThisProcess);
   } catch (...) {
@@ -97,8 +106,21 @@ void Deliver(std::unique_ptr<Reservation>& reservation, at::Tensor value, c10::D
   }
 }
 
+void DeliverHere(std::unique_ptr<Reservation>& reservation, at::Tensor value,
+                 std::optional<c10::Device> wanted) {
+  if (wanted) CheckDevice(*wanted, kOp);
+  const Unseen unseen;  // the thread is one of ours
+  const bool stays = !wanted || IsSameDevice(*wanted, value.device());
+  Transfer transfer = stays ? FetchHere(value, /*copy=*/false, kOp) : FetchTo(value, *wanted, kOp);
+  Start(std::move(transfer), std::move(reservation));
+}
+
 const bool registered [[maybe_unused]] = [] {
-  SetAcceleratorValues({Fulfil, Deliver, ProvideMemory, InitializedDevices});
+  SetAcceleratorValues({.fulfil = Fulfil,
+                        .deliver = Deliver,
+                        .deliver_here = DeliverHere,
+                        .provide = ProvideMemory,
+                        .devices = InitializedDevices});
   return true;
 }();
 

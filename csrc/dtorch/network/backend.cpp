@@ -21,6 +21,7 @@
 #include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
 
+#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -30,71 +31,46 @@
 namespace dtorch::network {
 namespace {
 
-constexpr int64_t kSmallBytes = 64 << 10;
-
-void LogRefusal(const c10::ivalue::Future& replied) {
-  if (replied.hasError()) {
-    Log(LogLevel::kInfo, "network", "a value was not taken: ", replied.tryRetrieveErrorMessage());
-    return;
-  }
-  const Reply reply = Reply::FromText(replied.constValue().toStringRef());
-  if (reply.status != Reply::Status::kDone) {
-    Log(LogLevel::kInfo, "network", "a value was not taken: ", reply.text);
-  }
-}
-
 // One promise of another process, as a producer reaches it.
 struct Target {
-  std::string worker, token;
+  std::string peer, token;
   uint32_t generation = ForkGeneration();
 
   FuturePtr Say(Request request, int64_t timeout_ms) const {
     if (generation != ForkGeneration()) {
       throw DTorchError(
           "expected a promise that this process has unpickled, got one of its parent's, inherited "
-          "by "
-          "a fork: RPC does not work in a forked child. Fulfil it in the parent");
+          "by a fork: RPC does not work in a forked child. Fulfil it in the parent");
     }
-    request.sender = SelfName();
+    request.sender = Self();
     request.token = token;
     if (request.sender.empty()) {
-      throw BrokenPromiseError("torch.distributed.rpc was shut down in this process: worker '" +
-                               worker + "', which waits for the promise, is not to be reached");
+      throw BrokenPromiseError(
+          "torch.distributed.rpc was shut down in this process: " + Called(peer) +
+          ", which waits for the promise, is not to be reached");
     }
-    return Call(worker, std::move(request), timeout_ms);
+    return Call(peer, std::move(request), timeout_ms);
   }
 
   // Blocks until the owner has replied. Throws what it replies, if that is an error.
-  Reply Ask(Request request) const {
-    std::optional<ValueOnTheWay> on_the_way;
-    if (request.bytes.defined()) on_the_way.emplace(worker);
-    const MayBlock may_block;
-    if (!may_block && (request.verb == Verb::kSet || request.verb == Verb::kFail)) {
-      // The caller may write to it when this returns.
-      if (request.bytes.defined()) request.bytes = request.bytes.clone();
-      Say(std::move(request), /*timeout_ms=*/0)->addCallback([](c10::ivalue::Future& replied) {
-        LogRefusal(replied);
-      });
-      return {};
-    }
-    const FuturePtr replied = Say(std::move(request), /*timeout_ms=*/0);
-    WaitFor(replied, worker);
+  Reply Await(const FuturePtr& replied) const {
+    WaitFor(replied, peer);
     Reply reply = Reply::FromText(replied->value().toStringRef());
     switch (reply.status) {
       case Reply::Status::kElsewhere:
-        throw BrokenPromiseError("worker '" + worker +
-                                 "' is not the one that waits for the promise: " + reply.text);
+        throw BrokenPromiseError(Called(peer) +
+                                 " is not the one that waits for the promise: " + reply.text);
       case Reply::Status::kRefused:
-        throw DTorchError("worker '" + worker +
-                          "', which waits for the promise, says: " + reply.text);
+        throw DTorchError(Called(peer) + ", which waits for the promise, says: " + reply.text);
       default:
         return reply;
     }
   }
+  Reply Ask(Request request) const { return Await(Say(std::move(request), /*timeout_ms=*/0)); }
 
   // The same for what fulfils it.
-  Reply AskOnce(Request request) const {
-    Reply reply = Ask(std::move(request));
+  Reply AskOnce(Request request) const { return Fulfilled(Ask(std::move(request))); }
+  static Reply Fulfilled(Reply reply) {
     if (reply.status == Reply::Status::kSatisfied) {
       throw PromiseAlreadySatisfiedError(reply.text);
     }
@@ -106,22 +82,32 @@ Request RequestOf(const std::exception_ptr& error) {
   return {.verb = Verb::kFail, .text = EncodeError(error).ToBytes()};
 }
 
-// Refers to the elements, if they are many and can be sent as they lie.
-Request RequestOf(const c10::IValue& value, c10::Device from) {
+at::Tensor BytesOf(const at::Tensor& tensor) {
+  const auto bytes = tensor.numel() * static_cast<int64_t>(tensor.element_size());
+  if (tensor.is_cpu()) {
+    auto* const data = const_cast<void*>(tensor.const_data_ptr());  // it is only read
+    return at::from_blob(data, {bytes}, [tensor](void*) {}, at::kByte);
+  }
+  // The very storage, whose allocator is told which streams use it.
+  at::Tensor view = at::empty({0}, tensor.options().dtype(at::kByte));
+  auto* impl = view.unsafeGetTensorImpl();
+  impl->set_storage_and_dtype(tensor.storage(), view.dtype());
+  impl->set_storage_offset(tensor.storage_offset() * static_cast<int64_t>(tensor.element_size()));
+  impl->set_sizes_contiguous({bytes});
+  return view;
+}
+
+// Refers to the elements, if they can be sent as they lie. They are on the device `on`, that of the
+// value or the CPU.
+Request RequestOf(const c10::IValue& value, c10::Device from, c10::Device on = c10::kCPU) {
   Request request{.verb = Verb::kSet};
   if (!value.isTensor()) return request;
   const Unseen unseen;
-  const at::Tensor tensor = Sendable(value.toTensor()).detach().contiguous();
+  const at::Tensor tensor = Sendable(value.toTensor(), on).detach().contiguous();
   request.description = {static_cast<int64_t>(tensor.scalar_type()),
                          static_cast<int64_t>(from.type()), from.index()};
   for (const int64_t size : tensor.sizes()) request.description.push_back(size);
-  const auto bytes = tensor.numel() * static_cast<int64_t>(tensor.element_size());
-  if (bytes > kSmallBytes) {
-    request.bytes = at::from_blob(tensor.data_ptr(), {bytes}, [tensor](void*) {}, at::kByte);
-  } else if (bytes > 0) {
-    request.text.assign(static_cast<const char*>(tensor.const_data_ptr()),
-                        static_cast<size_t>(bytes));
-  }
+  request.bytes = BytesOf(tensor);
   return request;
 }
 
@@ -129,24 +115,52 @@ Request RequestOf(const c10::IValue& value, c10::Device from) {
 class Claim final : public Reservation {
  public:
   Claim(const Target& target, std::optional<c10::Device> device)
-      : target_(target),
-        device_(device.value_or(c10::kCPU)),
-        number_(
-            std::stoll(target.AskOnce({.verb = Verb::kReserve, .number = AnswersLater()}).text)) {}
+      : target_(target), device_(device.value_or(c10::kCPU)), number_(Reserve(target)) {}
   ~Claim() override {
     if (is_over_ || target_.generation != ForkGeneration()) return;
+    Abandon(target_, number_);
+  }
+
+  void SetValue(c10::IValue value) override {
+    c10::Device on = value.isTensor() ? value.toTensor().device() : c10::kCPU;
+    // Of no elements there is no address either, by which the device would be told.
+    if (SendsFrom(on) && value.toTensor().numel() > 0) {
+      Log(LogLevel::kDebug, "network", "a value on ", on, " is sent from there");
+    } else {
+      on = c10::kCPU;
+    }
+    Ask(RequestOf(value, device_, on));
+  }
+  void SetError(std::exception_ptr error) override { Ask(RequestOf(error)); }
+  bool RunsCallbacks() const override { return false; }
+  bool SendsFrom(c10::Device device) const override {
+    return !device.is_cpu() && network::SendsFrom(device, target_.peer);
+  }
+
+ private:
+  static int64_t Reserve(const Target& target) {
+    const FuturePtr replied = target.Say({.verb = Verb::kReserve}, /*timeout_ms=*/0);
     try {
-      target_.Say({.verb = Verb::kAbandon, .number = number_}, GetLostAfterMs());
+      return std::stoll(Target::Fulfilled(target.Await(replied)).text);
+    } catch (...) {
+      // It was interrupted, and may be reserved nonetheless.
+      replied->addCallback([target](c10::ivalue::Future& late) {
+        if (late.hasError()) return;
+        const Reply reply = Reply::FromText(late.value().toStringRef());
+        if (reply.status == Reply::Status::kDone) Abandon(target, std::stoll(reply.text));
+      });
+      throw;
+    }
+  }
+
+  static void Abandon(const Target& target, int64_t number) {
+    try {
+      target.Say({.verb = Verb::kAbandon, .number = number}, GetLostAfterMs());
     } catch (const std::exception&) {
       // The owner notices that nobody is here.
     }
   }
 
-  void SetValue(c10::IValue value) override { Ask(RequestOf(value, device_)); }
-  void SetError(std::exception_ptr error) override { Ask(RequestOf(error)); }
-  bool RunsCallbacks() const override { return false; }
-
- private:
   void Ask(Request request) {
     request.number = number_;
     is_over_ = true;
@@ -163,12 +177,10 @@ class End final : public ProducerEnd {
  public:
   // Only when the owner has heard of it will it notice that this process ends.
   explicit End(Target target)
-      : target_(std::move(target)),
-        held_(target_.Say({.verb = Verb::kHold, .number = AnswersLater()}, /*timeout_ms=*/0)) {
-    const MayBlock may_block;
-    if (!may_block) return;
+      : target_(std::move(target)), last_(target_.Say({.verb = Verb::kHold}, /*timeout_ms=*/0)) {
     try {
-      WaitFor(held_, target_.worker);
+      WaitFor(last_, target_.peer);
+      Watch(target_.peer);
     } catch (...) {
       Drop();
       throw;
@@ -177,18 +189,17 @@ class End final : public ProducerEnd {
   ~End() override { Drop(); }
 
   std::string Token() override {
-    WaitFor(held_, target_.worker);
     target_.AskOnce({.verb = Verb::kHandOver});
     return target_.token;
   }
 
   void Drop() {
     if (target_.generation != ForkGeneration()) return;
-    // The word that it is held must not come after it. In a thread of its own: this one may hold
-    // any lock.
+    // Not before what was said and not waited for, which may go another way. In a thread of its
+    // own: this one may hold any lock.
     try {
-      RunAfter(0, [target = target_, held = held_] {
-        held->addCallback([target](c10::ivalue::Future&) {
+      RunAfter(0, [target = target_, last = last_] {
+        last->addCallback([target](c10::ivalue::Future&) {
           try {
             target.Say({.verb = Verb::kDrop}, /*timeout_ms=*/0);
           } catch (const std::exception&) {
@@ -207,20 +218,19 @@ class End final : public ProducerEnd {
         CheckSendable(value.toTensor());
       } catch (...) {
         // Who waits is told as well: no other value may ever come.
-        target_.AskOnce(RequestOf(std::current_exception()));
+        Fulfil(RequestOf(std::current_exception()));
         throw;
       }
     }
-    target_.AskOnce(RequestOf(value, c10::kCPU));
+    Fulfil(RequestOf(value, c10::kCPU));
   }
-  void SetError(const std::exception_ptr& error) override { target_.AskOnce(RequestOf(error)); }
+  void SetError(const std::exception_ptr& error) override { Fulfil(RequestOf(error)); }
 
   std::unique_ptr<Reservation> Reserve(std::optional<c10::Device> device) override {
     return std::make_unique<Claim>(target_, device);
   }
   void CheckValue(const at::Tensor& value) const override { CheckSendable(value); }
   bool IsPending() const override {
-    WaitFor(held_, target_.worker);
     return target_.Ask({.verb = Verb::kLook}).status == Reply::Status::kDone;
   }
   at::Tensor Lend(at::IntArrayRef size, c10::ScalarType dtype) override {
@@ -228,15 +238,25 @@ class End final : public ProducerEnd {
   }
 
  private:
+  void Fulfil(Request request) {
+    FuturePtr replied = target_.Say(std::move(request), /*timeout_ms=*/0);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      last_ = replied;
+    }
+    (void)Target::Fulfilled(target_.Await(replied));
+  }
+
   const Target target_;
-  const FuturePtr held_;
+  std::mutex mutex_;
+  FuturePtr last_;  // what was said last, that had better come before the word that it was dropped
 };
 
 class RpcNetwork final : public Network {
  public:
-  std::string Name() override { return SelfName(); }
+  std::string Name() override { return Self(); }
 
-  std::unique_ptr<ProducerEnd> Reach(const std::string& worker, const std::string& token,
+  std::unique_ptr<ProducerEnd> Reach(const std::string& peer, const std::string& token,
                                      bool has_value) override {
     bool is_of_tensor = false;
     try {
@@ -247,15 +267,16 @@ class RpcNetwork final : public Network {
     TORCH_CHECK_VALUE(is_of_tensor == has_value, "token: expected one of a ",
                       has_value ? "TensorPromise" : "VoidPromise", ", got one of a ",
                       is_of_tensor ? "TensorPromise" : "VoidPromise");
-    CheckWorker(worker);
-    Log(LogLevel::kDebug, "network", "a promise of worker '", worker, "' is held");
-    return std::make_unique<End>(Target{worker, token});
+    CheckPeer(peer);
+    Log(LogLevel::kDebug, "network", "a promise of ", Called(peer), " is held");
+    return std::make_unique<End>(Target{peer, token});
   }
 
   void Rely(std::weak_ptr<OwnerEnd> end) override { network::Rely(std::move(end)); }
 };
 
 const bool registered [[maybe_unused]] = [] {
+  SetHandler(&Serve);
   SetNetwork(new RpcNetwork);
   return true;
 }();

@@ -4,12 +4,20 @@
 #include "dtorch/network/rpc.h"
 #include "dtorch/network/stand_ins.h"
 
+#include <algorithm>
+#include <cstdint>
+
 namespace dtorch::network {
 
 void LeaveNetwork() {
   Leave();
   StopServing();
   StopAnswering();
+  // The others leave as well, and answer then; and other threads of this process may have said
+  // something, and wait.
+  AwaitReplies(/*beats_ms=*/500, /*others_ms=*/std::min<int64_t>(GetLostAfterMs(), 5000));
 }
+
+void CloseNetwork() { Close(); }
 
 }  // namespace dtorch::network

@@ -1,25 +1,25 @@
 #include "dtorch/network/rpc.h"
 
+#include "dtorch/base/error.h"
 #include "dtorch/base/fork.h"
-#include "dtorch/base/host.h"
+#include "dtorch/network/agent.h"
 #include "dtorch/promise/backend.h"
+#include "dtorch/sys/thread.h"
 
 #include <ATen/core/jit_type.h>
 #include <torch/csrc/distributed/rpc/rpc_agent.h>
-#include <torch/csrc/distributed/rpc/script_call.h>
-#define USE_TENSORPIPE  // as torch was built
-#include <torch/csrc/distributed/rpc/tensorpipe_agent.h>
-#undef USE_TENSORPIPE
 #include <torch/csrc/distributed/rpc/utils.h>
-#include <torch/csrc/jit/runtime/operator.h>
 
-#include <atomic>
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <optional>
+#include <thread>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 namespace dtorch::network {
 namespace {
@@ -29,14 +29,22 @@ using AgentPtr = std::shared_ptr<rpc::RpcAgent>;
 
 // What this process knows of the RPC that is initialised now.
 struct State {
+  std::mutex starting;  // outside of the other one
   std::mutex mutex;
-  std::weak_ptr<rpc::RpcAgent> joined;
+  std::weak_ptr<rpc::RpcAgent> joined;  // the user's
+  std::shared_ptr<Agent> messages;      // ours, beside it
+  std::string self;
+  std::shared_ptr<Agent> freight;                                  // or none, so far
+  std::unordered_map<std::string, std::string> freight_addresses;  // by peer
   std::weak_ptr<rpc::RpcAgent> left;
-  std::unordered_map<std::string, int64_t> on_the_way;  // values, by worker
+  std::unordered_map<std::string, int64_t> on_the_way;  // values, by peer
+  int64_t unanswered = 0;                               // but for beats
+  std::condition_variable answered;
 };
-State* state = new State;  // leaked on purpose: RPC's threads may outlive everything
+State* state = new State;  // leaked on purpose: the agent's threads may outlive everything
 State& GetState() { return *state; }
-std::atomic<bool> answers_later{false};
+Handler handler = nullptr;
+constexpr char kShutDown[] = "torch.distributed.rpc has been shut down";
 // Of the process that this one was forked from: its threads are not here. Kept, so that no other
 // one is ever where it is.
 AgentPtr* inherited = nullptr;
@@ -82,130 +90,302 @@ const bool registered [[maybe_unused]] = [] {
   return true;
 }();
 
-FuturePtr FailedFuture(c10::TypePtr type, std::exception_ptr error) {
-  auto future = c10::make_intrusive<c10::ivalue::Future>(std::move(type));
+// What the user's agent sends tensors of its devices to.
+rpc::DeviceMap DeviceMapTo(const std::string& worker) {
+  const AgentPtr of_user = CurrentAgent();
+  return of_user ? of_user->getDeviceMap(of_user->getWorkerInfo(worker)) : rpc::DeviceMap();
+}
+
+// It is to be answered as long as there is a copy of this.
+std::shared_ptr<const void> CountUnanswered() {
+  State& state = GetState();
+  {
+    std::lock_guard<std::mutex> lock(state.mutex);
+    ++state.unanswered;
+  }
+  return {&state, [](State* counting) {
+            std::lock_guard<std::mutex> lock(counting->mutex);
+            if (--counting->unanswered == 0) counting->answered.notify_all();
+          }};
+}
+
+// A value is on its way to `peer` as long as there is a copy of this.
+std::shared_ptr<const void> CountValue(const std::string& peer) {
+  State& state = GetState();
+  {
+    std::lock_guard<std::mutex> lock(state.mutex);
+    ++state.on_the_way[peer];
+  }
+  return {&state, [peer](State* counting) {
+            std::lock_guard<std::mutex> lock(counting->mutex);
+            const auto it = counting->on_the_way.find(peer);
+            if (it != counting->on_the_way.end() && --it->second == 0) {
+              counting->on_the_way.erase(it);
+            }
+          }};
+}
+
+FuturePtr FailedFuture(std::exception_ptr error) {
+  auto future = c10::make_intrusive<c10::ivalue::Future>(c10::StringType::get());
   future->setError(std::move(error));
   return future;
 }
 
-FuturePtr Send(const std::string& worker, rpc::ScriptCall call, int64_t timeout_ms,
-               const c10::TypePtr& type) {
-  try {
-    const AgentPtr agent = CurrentAgent();
-    if (!agent) throw DTorchError("torch.distributed.rpc has been shut down");
-    const rpc::WorkerInfo to = agent->getWorkerInfo(worker);  // a copy: that one may leave
-    const auto sent =
-        agent->send(to, std::move(call).toMessage(), static_cast<float>(timeout_ms) / 1000.f);
-    return sent->then(
-        [](c10::ivalue::Future& answered) {
-          const auto message = answered.value().toCustomClass<rpc::Message>();
-          return rpc::deserializeRespToIValue(*message);
-        },
-        type);
-  } catch (const std::exception&) {
-    return FailedFuture(type, std::current_exception());
+const rpc::TensorPipeAgent& TensorPipe(const AgentPtr& of_user) {
+  const auto* tensor_pipe = dynamic_cast<const rpc::TensorPipeAgent*>(of_user.get());
+  if (tensor_pipe) return *tensor_pipe;
+  throw DTorchError(
+      "expected torch.distributed.rpc to be initialised with its TensorPipe backend, got another "
+      "one: promises cannot go through it");
+}
+
+// Ours, taken out.
+std::vector<std::shared_ptr<Agent>> TakeAgents(State& state) {
+  state.freight_addresses.clear();
+  state.joined.reset();
+  return {std::exchange(state.messages, nullptr), std::exchange(state.freight, nullptr)};
+}
+
+void Stop(const std::vector<std::shared_ptr<Agent>>& agents) {
+  for (const auto& agent : agents) {
+    if (agent) agent->Stop();
   }
 }
 
-std::shared_ptr<torch::jit::Operator> CallOperator() {
-  static const auto op =
-      torch::jit::getAllOperatorsFor(c10::Symbol::fromQualString(kCallOperator)).at(0);
-  return op;
+// In a thread of its own: this one may be one of the agents', which they wait for.
+void StopElsewhere(std::vector<std::shared_ptr<Agent>> agents) {
+  auto* kept = new std::vector<std::shared_ptr<Agent>>(std::move(agents));
+  try {
+    StartThread([kept] {
+      Stop(*kept);
+      delete kept;
+    });
+  } catch (const std::exception&) {
+    // No thread to be had: they stay.
+  }
+}
+
+void StartBeside(const AgentPtr& of_user) {
+  State& state = GetState();
+  auto agent = std::make_shared<Agent>(TensorPipe(of_user), Agent::Carries::kMessages, handler);
+  std::vector<std::shared_ptr<Agent>> needless;
+  {
+    std::lock_guard<std::mutex> lock(state.mutex);
+    if (state.left.lock() == of_user) {
+      needless = {std::move(agent)};  // it was left meanwhile
+    } else {
+      needless = TakeAgents(state);  // which nobody has closed
+      state.self = Peer{of_user->getWorkerInfo().name_, agent->address()}.ToText();
+      state.messages = std::move(agent);
+      state.joined = of_user;
+    }
+  }
+  if (needless[0]) StopElsewhere(std::move(needless));
+}
+
+std::shared_ptr<Agent> Freight() {
+  State& state = GetState();
+  const auto look = [&] {
+    std::lock_guard<std::mutex> lock(state.mutex);
+    return state.freight;
+  };
+  if (auto agent = look()) return agent;
+  std::lock_guard<std::mutex> starting(state.starting);
+  if (auto agent = look()) return agent;
+  const AgentPtr of_user = CurrentAgent();
+  if (!of_user) throw DTorchError(kShutDown);
+  auto agent = std::make_shared<Agent>(TensorPipe(of_user), Agent::Carries::kFreight, handler);
+  {
+    std::lock_guard<std::mutex> lock(state.mutex);
+    if (state.joined.lock() == of_user && state.left.lock() != of_user) {
+      state.freight = agent;
+      return agent;
+    }
+  }
+  StopElsewhere({std::move(agent)});
+  throw DTorchError(kShutDown);
+}
+
+FuturePtr SendFreight(const Peer& to, Request request, int64_t timeout_ms) {
+  const auto device_map = request.bytes.is_cpu() ? rpc::DeviceMap() : DeviceMapTo(to.name);
+  return Freight()->Send(to, std::move(request), timeout_ms, device_map);
+}
+
+// It has `said` where.
+FuturePtr SendFreight(const std::string& peer, c10::ivalue::Future& said, Request request,
+                      int64_t timeout_ms) {
+  const Reply reply = Reply::FromText(said.value().toStringRef());
+  if (reply.status != Reply::Status::kDone) {
+    auto refused = c10::make_intrusive<c10::ivalue::Future>(c10::StringType::get());
+    refused->markCompleted(reply.ToText());
+    return refused;
+  }
+  State& state = GetState();
+  {
+    std::lock_guard<std::mutex> lock(state.mutex);
+    state.freight_addresses[peer] = reply.text;
+  }
+  return SendFreight({Peer::FromText(peer).name, reply.text}, std::move(request), timeout_ms);
+}
+
+// Whether nothing is to be started for it; and how others reach this process, unless it has left.
+bool Look(const AgentPtr& of_user, std::string& self) {
+  State& state = GetState();
+  std::lock_guard<std::mutex> lock(state.mutex);
+  if (!of_user || state.left.lock() == of_user) return true;
+  if (state.joined.lock() != of_user) return false;
+  self = state.self;
+  return true;
 }
 
 }  // namespace
 
-std::string SelfName() {
-  const AgentPtr agent = CurrentAgent();
-  if (!agent) return {};
-  State& state = GetState();
-  bool joins = false;
-  {
-    std::lock_guard<std::mutex> lock(state.mutex);
-    if (state.left.lock() == agent) return {};
-    joins = state.joined.lock() != agent;
-  }
-  if (joins) {
-    // Without a lock: the host may want one of its own, whose holder waits for ours.
-    const auto join = GetHost().join_network;
-    answers_later = join && join();
-    std::lock_guard<std::mutex> lock(state.mutex);
-    state.joined = agent;
-  }
-  return agent->getWorkerInfo().name_;
+std::string Self() {
+  const AgentPtr of_user = CurrentAgent();
+  std::string self;
+  if (Look(of_user, self)) return self;
+  std::lock_guard<std::mutex> lock(GetState().starting);
+  if (Look(of_user, self)) return self;
+  StartBeside(of_user);
+  Look(of_user, self);
+  return self;
 }
 
-bool AnswersLater() { return answers_later; }
+std::string Present() {
+  std::string self;
+  (void)Look(CurrentAgent(), self);
+  return self;
+}
+
+std::string FreightAddress() { return Freight()->address(); }
 
 void Leave() {
-  const AgentPtr agent = CurrentAgent();
+  const AgentPtr of_user = CurrentAgent();
   State& state = GetState();
   std::lock_guard<std::mutex> lock(state.mutex);
-  state.left = agent;
+  state.left = of_user;
 }
 
-int64_t PoolSize() {
-  const AgentPtr agent = CurrentAgent();
-  if (!agent) return 0;
-  const auto* tensor_pipe = dynamic_cast<const rpc::TensorPipeAgent*>(agent.get());
-  return tensor_pipe ? tensor_pipe->getBackendOptions().numWorkerThreads
-                     : rpc::kDefaultNumWorkerThreads;
+void AwaitReplies(int64_t beats_ms, int64_t others_ms) {
+  using std::chrono::milliseconds;
+  State& state = GetState();
+  std::vector<std::shared_ptr<Agent>> agents;
+  {
+    std::unique_lock<std::mutex> lock(state.mutex);
+    state.answered.wait_for(lock, milliseconds(others_ms), [&] { return state.unanswered == 0; });
+    for (const auto& agent : {state.messages, state.freight}) {
+      if (agent) agents.push_back(agent);
+    }
+  }
+  // Torch has no event for it.
+  const auto limit = std::chrono::steady_clock::now() + milliseconds(beats_ms);
+  const auto is_quiet = [](const auto& agent) { return agent->pending() == 0; };
+  while (!std::all_of(agents.begin(), agents.end(), is_quiet)) {
+    if (std::chrono::steady_clock::now() > limit) return;
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  for (const auto& agent : agents) agent->ExpectClosing();
 }
 
-void CheckWorker(const std::string& worker) {
-  const AgentPtr agent = CurrentAgent();
-  if (!agent) throw UnreachableError("torch.distributed.rpc is not initialised here");
+void Forget(const std::string& peer) {
+  State& state = GetState();
+  std::shared_ptr<Agent> freight;
+  std::string address;
+  {
+    std::lock_guard<std::mutex> lock(state.mutex);
+    freight = state.freight;
+    auto node = state.freight_addresses.extract(peer);
+    if (!node || !freight) return;
+    address = std::move(node.mapped());
+  }
+  // A connection that has nothing to say does not notice that it was closed.
+  freight->Send({Peer::FromText(peer).name, address}, {.verb = Verb::kBeat}, /*timeout_ms=*/1000,
+                {});
+}
+
+void Close() {
+  State& state = GetState();
+  std::vector<std::shared_ptr<Agent>> agents;
+  {
+    std::lock_guard<std::mutex> lock(state.mutex);
+    agents = TakeAgents(state);
+  }
+  Stop(agents);
+}
+
+void SetHandler(FuturePtr (*value)(Request request)) { handler = value; }
+
+std::string Called(const std::string& peer) {
+  return "worker '" + peer.substr(0, peer.find('@')) + "'";
+}
+
+void CheckPeer(const std::string& peer) {
+  const AgentPtr of_user = CurrentAgent();
+  if (!of_user) throw UnreachableError("torch.distributed.rpc is not initialised here");
   try {
-    (void)agent->getWorkerInfo(worker);
+    (void)of_user->getWorkerInfo(Peer::FromText(peer).name);
+  } catch (const c10::ValueError&) {
+    throw;
   } catch (const std::exception&) {
-    throw UnreachableError("torch.distributed.rpc knows no worker '" + worker +
-                           "' here: both processes must have initialised the same group");
+    throw UnreachableError("torch.distributed.rpc knows no " + Called(peer) +
+                           " here: both processes must have initialised the same group");
   }
 }
 
-FuturePtr Call(const std::string& worker, Request request, int64_t timeout_ms) {
-  const bool has_bytes = request.bytes.defined();
-  std::vector<c10::IValue> arguments{
-      static_cast<int64_t>(request.verb),
-      std::move(request.sender),
-      std::move(request.token),
-      request.number,
-      std::move(request.text),
-      std::move(request.description),
-      has_bytes ? c10::IValue(std::move(request.bytes)) : c10::IValue()};
-  return Send(worker, rpc::ScriptCall(CallOperator(), std::move(arguments)), timeout_ms,
-              c10::StringType::get());
-}
-
-ValueOnTheWay::ValueOnTheWay(std::string worker) : worker_(std::move(worker)) {
+FuturePtr Call(const std::string& peer, Request request, int64_t timeout_ms) {
   State& state = GetState();
-  std::lock_guard<std::mutex> lock(state.mutex);
-  ++state.on_the_way[worker_];
+  try {
+    const auto unanswered = request.verb == Verb::kBeat ? nullptr : CountUnanswered();
+    const auto value = request.bytes.defined() ? CountValue(peer) : nullptr;
+    const Peer to = Peer::FromText(peer);
+    const bool has_freight = request.HasFreight();
+    std::shared_ptr<Agent> messages;
+    std::string freight_address;
+    {
+      std::lock_guard<std::mutex> lock(state.mutex);
+      if (state.left.lock() != state.joined.lock()) messages = state.messages;
+      const auto it = state.freight_addresses.find(peer);
+      if (it != state.freight_addresses.end()) freight_address = it->second;
+    }
+    if (!messages) throw DTorchError(kShutDown);
+    FuturePtr replied;
+    if (!has_freight) {
+      replied = messages->Send(to, std::move(request), timeout_ms, {});
+    } else if (!freight_address.empty()) {
+      replied = SendFreight({to.name, freight_address}, std::move(request), timeout_ms);
+    } else {
+      Request where{.verb = Verb::kFreight, .sender = request.sender};
+      const auto shared = std::make_shared<Request>(std::move(request));
+      replied = messages->Send(to, std::move(where), timeout_ms, {})
+                    ->thenAsync(
+                        [peer, shared, timeout_ms](c10::ivalue::Future& said) {
+                          return SendFreight(peer, said, std::move(*shared), timeout_ms);
+                        },
+                        c10::StringType::get());
+    }
+    if (unanswered) replied->addCallback([unanswered, value](c10::ivalue::Future&) {});
+    return replied;
+  } catch (const std::exception&) {
+    return FailedFuture(std::current_exception());
+  }
 }
 
-ValueOnTheWay::~ValueOnTheWay() {
-  State& state = GetState();
-  std::lock_guard<std::mutex> lock(state.mutex);
-  const auto it = state.on_the_way.find(worker_);
-  if (it != state.on_the_way.end() && --it->second == 0) state.on_the_way.erase(it);
-}
-
-FuturePtr AskLater(const std::string& worker, int64_t after_ms, int64_t timeout_ms) {
-  std::vector<c10::IValue> arguments{SelfName(), after_ms};
-  return Send(worker,
-              rpc::ScriptCall(c10::QualifiedName(kAnswerLaterFunction), std::move(arguments),
-                              /*isAsyncExecution=*/true),
-              timeout_ms, c10::NoneType::get());
+bool SendsFrom(c10::Device device, const std::string& peer) {
+  try {
+    return DeviceMapTo(Peer::FromText(peer).name).count(device) > 0;
+  } catch (const std::exception&) {
+    return false;  // who is sent to will say so
+  }
 }
 
 bool IsTimeout(const FuturePtr& failed) {
   return failed->hasError() && rpc::getRPCErrorType(*failed) == rpc::RPCErrorType::TIMEOUT;
 }
 
-int64_t ValuesOnTheWayTo(const std::string& worker) {
+int64_t ValuesOnTheWayTo(const std::string& peer) {
   State& state = GetState();
   std::lock_guard<std::mutex> lock(state.mutex);
-  const auto it = state.on_the_way.find(worker);
+  const auto it = state.on_the_way.find(peer);
   return it == state.on_the_way.end() ? 0 : it->second;
 }
 

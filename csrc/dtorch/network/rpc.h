@@ -4,54 +4,54 @@
 #include "dtorch/future/waiter_list.h"
 #include "dtorch/network/message.h"
 
+#include <c10/core/Device.h>
+
 #include <cstdint>
 #include <string>
 
-// The one place that knows torch.distributed.rpc, which does all that is said on the network. A
-// call runs in a thread of the RPC's pool over there, and never wants Python's lock.
+// The one place that knows the torch.distributed.rpc which the user has initialised: it says who is
+// who. What is said goes through agents of our own (agent.h), which live as long.
 namespace dtorch::network {
 
-/// This process's name; empty if RPC is not initialised, or Leave() was called since it was.
-/// Before the first name that differs, the host is told: Host::join_network.
-std::string SelfName();
-/// Whether the host has said that others may ask this process to answer later.
-bool AnswersLater();
-/// For the RPC that is initialised now: it is about to be shut down.
+/// This process, as a Peer; empty if RPC is not initialised, or Leave() was called since it was.
+/// Before the first one that differs, our agent is started: DTorchError if it cannot be.
+std::string Self();
+/// As Self(), but starts nothing: what answers others has no business with another initialisation.
+std::string Present();
+/// Where this process takes large values. DTorchError if it cannot.
+std::string FreightAddress();
+/// For the RPC that is initialised now: it is about to be shut down. Self() is empty from now on;
+/// what is under way may still be answered, until Close().
 void Leave();
+/// Behind Leave(). Blocks until what was said has been answered, or the time is over: a time for
+/// beats, and one for what somebody waits for. Peers may close their connections from now on.
+void AwaitReplies(int64_t beats_ms, int64_t others_ms);
+/// It has gone: what there is of connections to it.
+void Forget(const std::string& peer);
+/// Ends our agents, and what is still under way. Not in a thread of theirs.
+void Close();
 
-/// How many threads answer what comes in, replies included. 0 if RPC is not initialised.
-int64_t PoolSize();
+/// What is asked of this process is given to `handler`. Set once, when the library is loaded.
+void SetHandler(FuturePtr (*handler)(Request request));
 
-/// UnreachableError if RPC knows no such worker, or is not initialised.
-void CheckWorker(const std::string& worker);
+/// UnreachableError if RPC knows no worker of the peer's name, or is not initialised.
+void CheckPeer(const std::string& peer);
+/// "worker 'NAME'"
+std::string Called(const std::string& peer);
 
-/// What `worker` replies to `request`: a future of text, Reply::ToText(). It fails if the
+/// What `peer` replies to `request`: a future of text, Reply::ToText(). It fails if the
 /// connection does, at once, or when the time is over (0: never). Does not block, and throws
 /// nothing.
-FuturePtr Call(const std::string& worker, Request request, int64_t timeout_ms);
+FuturePtr Call(const std::string& peer, Request request, int64_t timeout_ms);
 
-/// Has `worker` answer, with nothing, when that time has passed or it leaves: peers.h.
-FuturePtr AskLater(const std::string& worker, int64_t after_ms, int64_t timeout_ms);
+/// Whether RPC's device maps name one of the peer's for `device`: bytes there need not go through
+/// the host.
+bool SendsFrom(c10::Device device, const std::string& peer);
 
 /// Of what has failed: no answer in time, and no more.
 bool IsTimeout(const FuturePtr& failed);
 
-/// Scope in which a value is on its way to a worker: whatever else is said to it has to wait.
-class ValueOnTheWay {
- public:
-  explicit ValueOnTheWay(std::string worker);
-  ~ValueOnTheWay();
-  ValueOnTheWay(const ValueOnTheWay&) = delete;
-  ValueOnTheWay& operator=(const ValueOnTheWay&) = delete;
-
- private:
-  const std::string worker_;
-};
-int64_t ValuesOnTheWayTo(const std::string& worker);
-
-// What is called over there: an operator, and a scripted function of the host's, since only these
-// may reply with a future.
-inline constexpr char kCallOperator[] = "aten::_dtorch_call";
-inline constexpr char kAnswerLaterFunction[] = "_dtorch_answer_later";
+/// How many values are on their way there: whatever else is said to it has to wait.
+int64_t ValuesOnTheWayTo(const std::string& peer);
 
 }  // namespace dtorch::network

@@ -3,6 +3,7 @@
 #include "dtorch/base/error.h"
 #include "dtorch/base/fork.h"
 #include "dtorch/base/log.h"
+#include "dtorch/future/complete.h"
 #include "dtorch/network/peers.h"
 #include "dtorch/network/rpc.h"
 #include "dtorch/promise/error_record.h"
@@ -15,9 +16,10 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
-#include <cstring>
 #include <exception>
+#include <functional>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <unordered_map>
@@ -42,7 +44,7 @@ struct Reserved {
   std::unique_ptr<Reservation> reservation;
 };
 
-// What is held and reserved here for one worker.
+// What is held and reserved here for one peer.
 struct StandIns {
   std::unordered_multimap<std::string, PromisePtr> held;
   std::unordered_map<int64_t, Reserved> reserved;
@@ -51,17 +53,12 @@ struct StandIns {
 
 struct Table {
   std::mutex mutex;  // what it guards is dropped behind it
-  std::unordered_map<std::string, StandIns> workers;
+  std::unordered_map<std::string, StandIns> peers;
   int64_t next_reservation = 0;
   std::vector<std::weak_ptr<OwnerEnd>> relying;
 };
 Table* all = new Table;  // leaked on purpose: RPC's threads may outlive everything
 Table& GetTable() { return *all; }
-
-const bool registered [[maybe_unused]] = [] {
-  OnFork({.child = [] { all = new Table; }});  // what is held in the other one is the parent's
-  return true;
-}();
 
 bool HasValue(const std::string& token) { return shm::Token::FromText(token).has_value; }
 
@@ -79,10 +76,10 @@ PromisePtr Make(const std::string& token) {
 PromisePtr FindIfHeld(const Request& request) {
   Table& table = GetTable();
   std::lock_guard<std::mutex> lock(table.mutex);
-  const auto worker = table.workers.find(request.sender);
-  if (worker == table.workers.end()) return nullptr;
-  const auto it = worker->second.held.find(request.token);
-  return it == worker->second.held.end() ? nullptr : it->second;
+  const auto peer = table.peers.find(request.sender);
+  if (peer == table.peers.end()) return nullptr;
+  const auto it = peer->second.held.find(request.token);
+  return it == peer->second.held.end() ? nullptr : it->second;
 }
 
 PromisePtr FindHeld(const Request& request) {
@@ -108,83 +105,75 @@ void Lose(StandIns lost, const std::string& why) {
   }
 }
 
-void WatchOver(const std::string& worker, bool answers_later) {
-  Watch(
-      worker, answers_later,
-      [worker] {
-        Table& table = GetTable();
-        std::lock_guard<std::mutex> lock(table.mutex);
-        const auto it = table.workers.find(worker);
-        if (it == table.workers.end()) return false;
-        if (it->second.IsEmpty()) {
-          table.workers.erase(it);  // the next one that it holds begins a new watch
-          return false;
-        }
-        return true;
-      },
-      [worker](const std::string& why) {
-        Log(LogLevel::kInfo, kComponent, why);
-        Table& table = GetTable();
-        StandIns lost;
-        {
-          std::lock_guard<std::mutex> lock(table.mutex);
-          const auto it = table.workers.find(worker);
-          if (it == table.workers.end()) return;
-          lost = std::move(it->second);
-          table.workers.erase(it);
-        }
-        Lose(std::move(lost), why);
-      });
+// Callbacks of the user may block, and the agent's threads are few.
+void RunElsewhere(std::function<void()> body) {
+  try {
+    StartThread(body);
+  } catch (const std::exception&) {
+    body();  // no thread to be had
+  }
 }
+
+void OnLost(const std::string& peer, const std::string& why) {
+  Log(LogLevel::kInfo, kComponent, why);
+  Table& table = GetTable();
+  const auto lost = std::make_shared<StandIns>();
+  {
+    std::lock_guard<std::mutex> lock(table.mutex);
+    auto node = table.peers.extract(peer);
+    if (!node) return;
+    *lost = std::move(node.mapped());
+  }
+  if (lost->IsEmpty()) return;
+  RunElsewhere([lost, why] { Lose(std::move(*lost), why); });
+}
+
+const bool registered [[maybe_unused]] = [] {
+  SetOnLost(&OnLost);
+  OnFork({.child = [] { all = new Table; }});  // what is held in the other one is the parent's
+  return true;
+}();
 
 void Hold(const Request& request) {
   PromisePtr promise = Make(request.token);
   Table& table = GetTable();
-  bool first = false;
   {
     std::lock_guard<std::mutex> lock(table.mutex);
-    const auto [it, made] = table.workers.try_emplace(request.sender);
-    first = made;
-    it->second.held.emplace(request.token, std::move(promise));
+    table.peers[request.sender].held.emplace(request.token, std::move(promise));
   }
-  Log(LogLevel::kDebug, kComponent, "worker '", request.sender, "' holds a promise");
-  if (first) WatchOver(request.sender, request.number != 0);
+  Log(LogLevel::kDebug, kComponent, Called(request.sender), " holds a promise");
+  Watch(request.sender);
 }
 
 void Drop(const Request& request) {
   Table& table = GetTable();
   PromisePtr dropped;
   std::lock_guard<std::mutex> lock(table.mutex);
-  const auto worker = table.workers.find(request.sender);
-  if (worker == table.workers.end()) return;
-  const auto it = worker->second.held.find(request.token);
-  if (it == worker->second.held.end()) return;
+  const auto peer = table.peers.find(request.sender);
+  if (peer == table.peers.end()) return;
+  const auto it = peer->second.held.find(request.token);
+  if (it == peer->second.held.end()) return;
   dropped = std::move(it->second);
-  worker->second.held.erase(it);
+  peer->second.held.erase(it);
 }
 
 at::Tensor Read(const Request& request) {
   const Unseen unseen;
   const auto& said = request.description;
-  const bool is_small = !request.bytes.defined();
-  if (said.size() < 3 ||
-      (!is_small && (!request.bytes.is_cpu() || request.bytes.scalar_type() != at::kByte ||
-                     !request.bytes.is_contiguous()))) {
+  const at::Tensor& bytes = request.bytes;
+  // RPC does not look whether a tensor lies within its storage.
+  if (said.size() < 3 || !bytes.defined() || bytes.scalar_type() != at::kByte ||
+      !bytes.is_contiguous() || bytes.storage_offset() != 0 || bytes.numel() < 0 ||
+      bytes.storage().nbytes() < static_cast<size_t>(bytes.numel())) {
     throw std::runtime_error("what the producer published makes no sense");
   }
   const at::IntArrayRef sizes(said.data() + 3, said.size() - 3);
-  const auto bytes = is_small ? request.text.size() : static_cast<size_t>(request.bytes.numel());
-  const auto dtype = CheckReceived(static_cast<uint64_t>(said[0]), sizes, bytes);
-  const auto options = at::TensorOptions().dtype(dtype);
-  if (is_small) {
-    at::Tensor value = at::empty(sizes, options);
-    if (bytes > 0) std::memcpy(value.mutable_data_ptr(), request.text.data(), bytes);
-    return value;
-  }
-  at::Tensor value = at::empty({0}, options);
+  const auto dtype =
+      CheckReceived(static_cast<uint64_t>(said[0]), sizes, static_cast<size_t>(bytes.numel()));
+  at::Tensor value = at::empty({0}, bytes.options().dtype(dtype));
   // The memory that it was received into, which nobody else has.
   auto* impl = value.unsafeGetTensorImpl();
-  impl->set_storage_and_dtype(request.bytes.storage(), value.dtype());
+  impl->set_storage_and_dtype(bytes.storage(), value.dtype());
   impl->set_sizes_contiguous(sizes);
   return value;
 }
@@ -219,32 +208,53 @@ void Complete(Reserved& reserved, const Request& request) {
   }
 }
 
+// What has arrived on a device is ordered by this thread's streams. It completes in another thread.
+void CompleteOnDevice(const std::shared_ptr<Reserved>& reserved, const Request& request) {
+  try {
+    GetAcceleratorValues().deliver_here(reserved->reservation, Read(request),
+                                        reserved->promise->wanted_device());
+  } catch (const std::exception& error) {
+    const auto shown = std::make_exception_ptr(DTorchError(error.what()));
+    RunElsewhere([reserved, shown] {
+      if (reserved->reservation) SetErrorOf(*reserved->reservation, shown);
+    });
+  }
+}
+
+// What the sender has reserved, taken out of the table.
+std::optional<Reserved> TakeReserved(const Request& request) {
+  Table& table = GetTable();
+  std::lock_guard<std::mutex> lock(table.mutex);
+  const auto peer = table.peers.find(request.sender);
+  if (peer == table.peers.end()) return std::nullopt;
+  auto node = peer->second.reserved.extract(request.number);
+  if (!node) return std::nullopt;
+  return std::move(node.mapped());
+}
+
 // Takes the promise, which is what the producer is told, and completes it: in a thread of its own
 // if that runs callbacks, which may block, or wait for what that producer sends next.
 void Fulfil(Request request) {
-  Table& table = GetTable();
   auto reserved = std::make_shared<Reserved>();
   if (request.number != 0) {
-    std::lock_guard<std::mutex> lock(table.mutex);
-    const auto worker = table.workers.find(request.sender);
-    const auto it = worker == table.workers.end() ? decltype(worker->second.reserved.end()){}
-                                                  : worker->second.reserved.find(request.number);
-    if (worker == table.workers.end() || it == worker->second.reserved.end()) {
+    auto taken = TakeReserved(request);
+    if (!taken) {
       throw DTorchError("this worker was given up for lost, and what it had reserved with it");
     }
-    *reserved = std::move(it->second);
-    worker->second.reserved.erase(it);
+    *reserved = std::move(*taken);
   } else {
     reserved->promise = Find(request);
     reserved->reservation = reserved->promise->Reserve();
   }
-  Log(LogLevel::kDebug, kComponent, "worker '", request.sender, "' fulfils a promise");
-  if (!reserved->reservation->RunsCallbacks()) return Complete(*reserved, request);
-  auto shared = std::make_shared<const Request>(std::move(request));
-  try {
-    StartThread([reserved, shared] { Complete(*reserved, *shared); });
-  } catch (const std::exception&) {
-    Complete(*reserved, *shared);  // no thread to be had
+  Log(LogLevel::kDebug, kComponent, Called(request.sender), " fulfils a promise");
+  const auto shared = std::make_shared<const Request>(std::move(request));
+  const auto complete = [reserved, shared] { Complete(*reserved, *shared); };
+  if (shared->bytes.defined() && !shared->bytes.is_cpu()) {
+    CompleteOnDevice(reserved, *shared);
+  } else if (reserved->reservation->RunsCallbacks()) {
+    RunElsewhere(complete);
+  } else {
+    complete();
   }
 }
 
@@ -253,35 +263,23 @@ std::string Reserve(const Request& request) {
   auto reservation = promise->Reserve();
   Table& table = GetTable();
   int64_t number = 0;
-  bool first = false;  // the word that it is held is still to come
   {
     std::lock_guard<std::mutex> lock(table.mutex);
-    const auto [it, made] = table.workers.try_emplace(request.sender);
-    first = made;
     number = ++table.next_reservation;
-    it->second.reserved.emplace(number, Reserved{std::move(promise), std::move(reservation)});
+    table.peers[request.sender].reserved.emplace(
+        number, Reserved{std::move(promise), std::move(reservation)});
   }
-  if (first) WatchOver(request.sender, request.number != 0);
+  Watch(request.sender);
   return std::to_string(number);
-}
-
-void Abandon(const Request& request) {
-  Table& table = GetTable();
-  Reserved dropped;
-  std::lock_guard<std::mutex> lock(table.mutex);
-  const auto worker = table.workers.find(request.sender);
-  if (worker == table.workers.end()) return;
-  const auto it = worker->second.reserved.find(request.number);
-  if (it == worker->second.reserved.end()) return;
-  dropped = std::move(it->second);
-  worker->second.reserved.erase(it);
 }
 
 Reply Answer(Request request) {
   using Status = Reply::Status;
   switch (request.verb) {
-    case Verb::kBeat:
+    case Verb::kBeat:  // peers.h answers it
       return {};
+    case Verb::kFreight:
+      return {Status::kDone, FreightAddress()};
     case Verb::kHold:
       Hold(request);
       return {};
@@ -300,19 +298,16 @@ Reply Answer(Request request) {
       Fulfil(std::move(request));
       return {};
     case Verb::kAbandon:
-      Abandon(request);
+      (void)TakeReserved(request);  // and drops it
       return {};
   }
   return {Status::kRefused, "expected a request of this version of dtorch_ops, got another one"};
 }
 
-}  // namespace
-
-Reply Serve(Request request) noexcept {
+Reply AnswerOf(Request request) {
   using Status = Reply::Status;
   try {
-    HeardFrom(request.sender);
-    if (SelfName().empty()) return {Status::kElsewhere, "RPC is being shut down there"};
+    if (Present().empty()) return {Status::kElsewhere, "RPC is being shut down there"};
     return Answer(std::move(request));
   } catch (const PromiseAlreadySatisfiedError& error) {
     return {Status::kSatisfied, error.what()};
@@ -321,6 +316,15 @@ Reply Serve(Request request) noexcept {
   } catch (const std::exception& error) {
     return {Status::kRefused, error.what()};
   }
+}
+
+}  // namespace
+
+FuturePtr Serve(Request request) noexcept {
+  HeardFrom(request.sender);
+  return request.verb == Verb::kBeat
+             ? AnswerLater(request.number)
+             : MakeCompletedFuture(c10::StringType::get(), AnswerOf(std::move(request)).ToText());
 }
 
 void Rely(std::weak_ptr<OwnerEnd> end) {
@@ -339,14 +343,14 @@ void StopServing() {
       "torch.distributed.rpc was shut down while the promise was another worker's to fulfil: wait "
       "for what is still to come before rpc.shutdown()";
   Table& table = GetTable();
-  std::unordered_map<std::string, StandIns> workers;
+  std::unordered_map<std::string, StandIns> peers;
   std::vector<std::weak_ptr<OwnerEnd>> relying;
   {
     std::lock_guard<std::mutex> lock(table.mutex);
-    workers = std::exchange(table.workers, {});
+    peers = std::exchange(table.peers, {});
     relying = std::exchange(table.relying, {});
   }
-  for (auto& [worker, lost] : workers) Lose(std::move(lost), why);
+  for (auto& [peer, lost] : peers) Lose(std::move(lost), why);
   for (const auto& each : relying) {
     const auto end = each.lock();
     if (!end) continue;

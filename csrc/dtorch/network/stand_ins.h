@@ -11,9 +11,9 @@
 // one far away drops the promise, or is lost.
 namespace dtorch::network {
 
-/// What another process asks of this one. Called in a thread of RPC's; neither blocks, nor runs
-/// callbacks of the user, nor throws.
-DTORCH_API Reply Serve(Request request) noexcept;
+/// What another process asks of this one; the reply's text. Called in a thread of the agent's;
+/// neither blocks, nor runs callbacks of the user, nor throws.
+FuturePtr Serve(Request request) noexcept;
 
 /// Nobody can fulfil it but through stand-ins: it fails at StopServing().
 void Rely(std::weak_ptr<OwnerEnd> end);

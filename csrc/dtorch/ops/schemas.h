@@ -48,14 +48,6 @@ inline constexpr char kWaitAll[] = "dtorch::wait_all(Future(t)[] futures) -> t[]
 inline constexpr char kIsReady[] = "dtorch::is_ready(Future(t) future) -> bool";
 inline constexpr char kWaitFor[] = "dtorch::wait_for(Future(t) future, int timeout_ms) -> t";
 
-// What torch.distributed.rpc calls on behalf of other machines (network.cpp). Of operators it calls
-// only those of aten.
-inline constexpr char kNetworkCall[] =
-    "aten::_dtorch_call(int verb, str sender, str token, int number, str text, int[] description, "
-    "Tensor? bytes) -> str";
-inline constexpr char kAnswerLater[] =
-    "aten::_dtorch_answer_later(str sender, int after_ms) -> Future(NoneType)";
-
 #undef DTORCH_TENSOR_PROMISE
 #undef DTORCH_VOID_PROMISE
 

@@ -109,11 +109,12 @@ DTORCH_API Backend& FileBackend();
 class DTORCH_API Network {
  public:
   virtual ~Network();
-  /// What other machines call this process; empty if it is not to be reached.
+  /// How other machines reach this process; empty if they cannot. DTorchError, which says why, if
+  /// it was not to be made reachable.
   virtual std::string Name() = 0;
-  /// An end that works through the owner, which is called `worker`. UnreachableError, which says
+  /// An end that works through the owner, whose Name() is `peer`. UnreachableError, which says
   /// why, if there is no such one.
-  virtual std::unique_ptr<ProducerEnd> Reach(const std::string& worker, const std::string& token,
+  virtual std::unique_ptr<ProducerEnd> Reach(const std::string& peer, const std::string& token,
                                              bool has_value) = 0;
   /// Nobody can fulfil it but through the network: it fails if that is shut down.
   virtual void Rely(std::weak_ptr<OwnerEnd> end) = 0;

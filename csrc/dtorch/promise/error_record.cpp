@@ -1,6 +1,7 @@
 #include "dtorch/promise/error_record.h"
 
 #include "dtorch/base/error.h"
+#include "dtorch/base/fields.h"
 
 #include <c10/util/Exception.h>
 
@@ -22,23 +23,15 @@ constexpr std::string ErrorRecord::* kFields[] = {&ErrorRecord::module, &ErrorRe
 
 std::string ErrorRecord::ToBytes() const {
   std::string bytes;
-  for (auto field : kFields) {
-    const uint64_t size = (this->*field).size();
-    bytes.append(reinterpret_cast<const char*>(&size), sizeof(size));
-    bytes += this->*field;
-  }
+  for (auto field : kFields) AppendField(bytes, this->*field);
   return bytes;
 }
 
 bool ErrorRecord::FromBytes(std::string_view bytes, ErrorRecord& record) {
   for (auto field : kFields) {
-    uint64_t size = 0;
-    if (bytes.size() < sizeof(size)) return false;
-    std::memcpy(&size, bytes.data(), sizeof(size));
-    bytes.remove_prefix(sizeof(size));
-    if (bytes.size() < size) return false;
-    record.*field = bytes.substr(0, size);
-    bytes.remove_prefix(size);
+    std::string_view taken;
+    if (!TakeField(bytes, taken)) return false;
+    record.*field = taken;
   }
   return bytes.empty();
 }

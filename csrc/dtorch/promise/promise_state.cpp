@@ -69,7 +69,7 @@ PromiseState::PromiseState(const PromiseToken& token, Backend::Imported imported
       fork_generation_(ForkGeneration()),
       mode_(token.network_only ? PromiseMode::kNetwork : PromiseMode::kAuto),
       of_token_(true),
-      worker_(token.worker) {
+      peer_(token.peer) {
   if (imported.owner_end) imported.owner_end->Hold();
   Log(LogLevel::kDebug, kComponent, "made of a token");
 }
@@ -161,18 +161,23 @@ std::string PromiseState::Token() {
   const PromiseMode mode = mode_.load();
   const bool network_only = mode == PromiseMode::kNetwork;
   if (ProducerEnd* end = producer()) {
-    return PromiseToken{end->Token(), worker_, network_only}.ToText();
+    return PromiseToken{end->Token(), peer_, network_only}.ToText();
   }
   if (mode == PromiseMode::kMemory) {
     throw DTorchError(
         "expected a promise that can leave its process, got one of mode 'memory', which cannot: "
         "make it with mode 'auto', 'file' or 'network'");
   }
-  std::string worker;
+  std::string peer;
   if (Network* network = mode == PromiseMode::kFile ? nullptr : NetworkIfAny()) {
-    worker = network->Name();
+    try {
+      peer = network->Name();
+    } catch (const std::exception& error) {
+      if (network_only) throw;
+      Log(LogLevel::kInfo, kComponent, "other machines cannot fulfil it: ", error.what());
+    }
   }
-  if (network_only && worker.empty()) {
+  if (network_only && peer.empty()) {
     throw DTorchError(
         "expected a promise that can leave its process, got one of mode 'network' where "
         "torch.distributed.rpc is not initialised: call dtorch_ops.network.init() or "
@@ -191,7 +196,7 @@ std::string PromiseState::Token() {
       future_.get());
   if (network_only) NetworkIfAny()->Rely(end);
   if (of_token_) end->HandOver();
-  return PromiseToken{end->Token(), worker, network_only}.ToText();
+  return PromiseToken{end->Token(), peer, network_only}.ToText();
 }
 
 void PromiseState::ThrowSatisfied() const {

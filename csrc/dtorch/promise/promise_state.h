@@ -108,7 +108,7 @@ class DTORCH_API PromiseState : public torch::CustomClassHolder {
   const uint32_t fork_generation_;
   std::atomic<PromiseMode> mode_;
   const bool of_token_;
-  const std::string worker_;  // of a token: the owner, in the network
+  const std::string peer_;  // of a token: the owner, in the network
   std::atomic<Status> status_{Status::kPending};
 };
 

@@ -30,6 +30,9 @@ class DTORCH_API Reservation {
   /// Of a promise of another process, if its backend can share memory of devices. Lives as long as
   /// this.
   virtual RemoteMemory* remote_memory() { return nullptr; }
+  /// Whether SetValue() sends a tensor of `device` as it is. Of a promise of another process; else
+  /// it has to be on the CPU.
+  virtual bool SendsFrom(c10::Device) const { return false; }
 };
 
 /// Completes it with an error where it took no value; that, too, may find no memory, and then it is
@@ -49,6 +52,10 @@ struct AcceleratorValues {
   /// that was provided. Throws if what is wanted is not to be had: then it still is the caller's.
   void (*deliver)(std::unique_ptr<Reservation>& reservation, at::Tensor value, c10::Device device,
                   std::optional<c10::Device> wanted) = nullptr;
+  /// The same for a value that another process has sent into memory of this one's, and which is
+  /// there when what the current stream of its device was given is done.
+  void (*deliver_here)(std::unique_ptr<Reservation>& reservation, at::Tensor value,
+                       std::optional<c10::Device> wanted) = nullptr;
   /// Answers a request of another process. Does not block: a thread of its own may.
   void (*provide)(DeviceMemoryRequest request) = nullptr;
   /// Those that may be in use: what futures of promises are made with. Does not ask the driver.

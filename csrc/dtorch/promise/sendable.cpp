@@ -57,15 +57,17 @@ void CheckSendable(const at::Tensor& value) {
   }
 }
 
-at::Tensor Sendable(const at::Tensor& value) {
+at::Tensor Sendable(const at::Tensor& value, c10::Device device) {
   constexpr c10::DispatchKeySet kLazy{c10::DispatchKey::Conjugate, c10::DispatchKey::Negative,
                                       c10::DispatchKey::ZeroTensor};
-  if (value.is_cpu() && !value.key_set().has_any(kLazy)) return value;  // as nearly always
+  const bool is_there = value.device() == device;
+  if (is_there && !value.key_set().has_any(kLazy)) return value;  // as nearly always
   const Unseen unseen;
   if (value._is_zerotensor()) {
-    return at::zeros(value.sizes(), at::TensorOptions().dtype(value.scalar_type()));
+    return at::zeros(value.sizes(), at::TensorOptions().dtype(value.scalar_type()).device(device));
   }
-  return value.detach().cpu().resolve_conj().resolve_neg();
+  const at::Tensor there = is_there ? value.detach() : value.detach().to(device);
+  return there.resolve_conj().resolve_neg();
 }
 
 c10::ScalarType CheckReceived(uint64_t code, at::IntArrayRef sizes, uint64_t bytes) {

@@ -14,9 +14,9 @@ namespace dtorch {
 /// c10::TypeError, which names the kind and what to call instead, for what has no plain elements.
 void CheckSendable(const at::Tensor& value);
 
-/// `value`, which has passed, as it can be sent: on the CPU, without lazy conjugation or negation.
-/// Its elements may still be strided.
-at::Tensor Sendable(const at::Tensor& value);
+/// `value`, which has passed, as it can be sent: on `device`, which is its own or the CPU, without
+/// lazy conjugation or negation. Its elements may still be strided.
+at::Tensor Sendable(const at::Tensor& value, c10::Device device = c10::kCPU);
 
 /// Of what another process says that it has sent, which may be anything: the dtype.
 /// std::runtime_error if there is none, or the shape is impossible or not one of `bytes` bytes.

@@ -7,8 +7,8 @@
 namespace dtorch {
 
 std::string PromiseToken::ToText() const {
-  if (worker.empty()) return local;
-  return local + (network_only ? '=' : '@') + worker;
+  if (peer.empty()) return local;
+  return local + (network_only ? '=' : '@') + peer;
 }
 
 PromiseToken PromiseToken::FromText(const std::string& text) {
@@ -30,7 +30,7 @@ Backend::Imported PromiseToken::Import(bool has_value) const {
       "expected a promise that can be fulfilled from here, got one that cannot: through shared "
       "memory not, since " +
       reason + "; and through the network not, since ";
-  if (worker.empty()) {
+  if (peer.empty()) {
     throw UnreachableError(failed +
                            "torch.distributed.rpc was not initialised where it was pickled: call "
                            "dtorch_ops.network.init() or rpc.init_rpc() there first");
@@ -40,10 +40,10 @@ Backend::Imported PromiseToken::Import(bool has_value) const {
     throw UnreachableError(failed +
                            "torch.distributed.rpc is not initialised here: call "
                            "dtorch_ops.network.init() or rpc.init_rpc(), so as to reach worker '" +
-                           worker + "'");
+                           peer.substr(0, peer.find('@')) + "'");
   }
   try {
-    return {{}, nullptr, network->Reach(worker, local, has_value)};
+    return {{}, nullptr, network->Reach(peer, local, has_value)};
   } catch (const UnreachableError& error) {
     throw UnreachableError(failed + error.what());
   }

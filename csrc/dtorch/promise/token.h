@@ -9,11 +9,11 @@ namespace dtorch {
 /// What travels in place of a promise: text without spaces, under 300 characters.
 ///
 ///   LOCAL          for this machine alone
-///   LOCAL@WORKER   the same, or through RPC, to its owner, which is called WORKER there
-///   LOCAL=WORKER   through RPC alone
+///   LOCAL@PEER     the same, or through RPC, to its owner (Network::Name())
+///   LOCAL=PEER     through RPC alone
 struct PromiseToken {
   std::string local;  // the file backend's
-  std::string worker;
+  std::string peer;
   bool network_only = false;
 
   std::string ToText() const;
