@@ -30,6 +30,12 @@ $(STAMPS)/%: requirements/%.txt $(STAMPS)/venv
 	$(BIN)/python -m pip install --quiet -r $<
 	@touch $@
 
+# Where there is none for this Python, or this machine, the tests of it are skipped.
+$(STAMPS)/ray: requirements/ray.txt $(STAMPS)/test
+	$(call say,installing Ray, which some tests use)
+	$(BIN)/python -m pip install --quiet -r $< || echo 'There is no Ray to be had: its tests are skipped.'
+	@touch $@
+
 $(STAMPS)/build: $(STAMPS)/venv setup.py pyproject.toml $(NATIVE)
 	$(call say,building the native library (a few minutes the first time))
 	$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
@@ -49,7 +55,7 @@ demo: $(STAMPS)/build $(STAMPS)/demo  ## train on real digits and serve them, wi
 
 test: lint test-only  ## lint, type checks and all tests
 
-test-only: $(STAMPS)/build $(STAMPS)/test  ## the tests alone; ARGS='-k name' chooses
+test-only: $(STAMPS)/build $(STAMPS)/test $(STAMPS)/ray  ## the tests alone; ARGS='-k name' chooses
 	$(call say,running the tests)
 	$(BIN)/python -m pytest $(ARGS)
 

@@ -767,7 +767,7 @@ def test_a_module_that_is_called_ray_and_is_another(monkeypatch: pytest.MonkeyPa
 @pytest.mark.slow
 def test_references_of_a_ray_cluster() -> None:
     """Of one node. In a process of its own, since a cluster leaves threads and children."""
-    pytest.importorskip("ray", reason="make test does not install it")
+    pytest.importorskip("ray", reason="there is none to be had here")
     program = textwrap.dedent("""
         import ray
         ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="error")
