@@ -152,14 +152,14 @@ def _see_to_shutdown() -> None:
         setattr(api, step, wrapped)
 
     def leave(*_: object) -> None:
-        _C.leave_network()
+        _C.leave_network(True)
 
     def leave_group(_: object, name: str, is_join: bool) -> None:
         if not is_join:
-            leave()
+            _C.leave_network(False)
 
     def close(*_: object) -> None:
-        _C.leave_network()  # it may not have been graceful
+        _C.leave_network(False)  # where it is not graceful, the rest is not called
         _C.close_network()
 
     # Until all workers have called it; others may still want what is under way from here.

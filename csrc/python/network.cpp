@@ -9,9 +9,9 @@ namespace dtorch::python {
 namespace py = pybind11;
 
 void BindNetwork(py::module_& m) {
-  m.def("leave_network", [] {
+  m.def("leave_network", [](bool all_leave) {
     HostUnlocked unlocked;
-    network::LeaveNetwork();
+    network::LeaveNetwork(all_leave);
   });
   m.def("close_network", [] {
     HostUnlocked unlocked;

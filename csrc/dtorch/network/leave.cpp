@@ -9,13 +9,14 @@
 
 namespace dtorch::network {
 
-void LeaveNetwork() {
+void LeaveNetwork(bool all_leave) {
   Leave();
   StopServing();
   StopAnswering();
-  // The others leave as well, and answer then; and other threads of this process may have said
+  // Those who leave answer what they were asked; and other threads of this process may have said
   // something, and wait.
-  AwaitReplies(/*beats_ms=*/500, /*others_ms=*/std::min<int64_t>(GetLostAfterMs(), 5000));
+  AwaitReplies(/*beats_ms=*/all_leave ? 500 : 0,
+               /*others_ms=*/std::min<int64_t>(GetLostAfterMs(), 5000));
 }
 
 void CloseNetwork() { Close(); }
