@@ -47,7 +47,8 @@ def main() -> None:
         what = ["-m", "benchmarks", "gpu", *arguments]
     else:
         shared = sorted(map(str, ROOT.glob("tests/test_accelerator*.py")))
-        files = ["tests/gpu", "tests/test_promise_device.py", *shared]
+        network = "tests/test_network.py::test_rpc_maps_of_devices_spare_the_host"
+        files = ["tests/gpu", "tests/test_promise_device.py", network, *shared]
         what = ["-m", "pytest", *files, *arguments]
     command = [sys.executable, *what]
     sys.exit(subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode)
