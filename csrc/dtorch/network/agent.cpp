@@ -1,6 +1,7 @@
 #include "dtorch/network/agent.h"
 
 #include "dtorch/base/error.h"
+#include "dtorch/future/complete.h"
 
 #include <ATen/core/jit_type.h>
 #include <c10/core/StreamGuard.h>
@@ -96,11 +97,8 @@ struct Agent::Owed {
   }
 };
 
-namespace {
-
 // What the agent gives its incoming messages to.
-template <typename Owed>
-class Incoming final : public rpc::RequestCallback {
+class Agent::Incoming final : public rpc::RequestCallback {
  public:
   Incoming(Handler handler, std::shared_ptr<Owed> owed)
       : handler_(handler), owed_(std::move(owed)) {}
@@ -128,11 +126,9 @@ class Incoming final : public rpc::RequestCallback {
     Request request;
     const auto& payload = message.payload();
     if (!Request::Unpack({payload.data(), payload.size()}, request)) {
-      auto refused = c10::make_intrusive<c10::ivalue::Future>(c10::StringType::get());
-      const Reply reply{Reply::Status::kRefused,
-                        "expected a request of this version of dtorch_ops, got another one"};
-      refused->markCompleted(reply.ToText());
-      return refused;
+      const Reply refused{Reply::Status::kRefused,
+                          "expected a request of this version of dtorch_ops, got another one"};
+      return MakeCompletedFuture(c10::StringType::get(), refused.ToText());
     }
     if (!message.tensors().empty()) request.bytes = std::move(message.tensors()[0]);
     return handler_(std::move(request));
@@ -141,6 +137,8 @@ class Incoming final : public rpc::RequestCallback {
   const Handler handler_;
   const std::shared_ptr<Owed> owed_;
 };
+
+namespace {
 
 // What torch's warnings call it: the worker, and which of its connections. Torch limits the length.
 std::string NameOf(const std::string& worker, const std::string& which) {
@@ -166,7 +164,7 @@ std::shared_ptr<rpc::TensorPipeAgent> Start(const rpc::TensorPipeAgent& of_user,
 Agent::Agent(const rpc::TensorPipeAgent& of_user, Carries what, Handler handler)
     : peers_(std::make_shared<Peers>()),
       owed_(std::make_shared<Owed>()),
-      agent_(Start(of_user, what, std::make_unique<Incoming<Owed>>(handler, owed_), peers_->store)),
+      agent_(Start(of_user, what, std::make_unique<Incoming>(handler, owed_), peers_->store)),
       address_(AddressesIn(peers_->store)->get_to_str(agent_->RpcAgent::getWorkerInfo().name_)) {}
 
 FuturePtr Agent::Send(const Peer& to, Request request, int64_t timeout_ms,

@@ -57,6 +57,7 @@ class Agent {
  private:
   struct Peers;
   struct Owed;
+  class Incoming;
   const std::shared_ptr<Peers> peers_;
   const std::shared_ptr<Owed> owed_;
   const std::shared_ptr<torch::distributed::rpc::TensorPipeAgent> agent_;

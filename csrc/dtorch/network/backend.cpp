@@ -13,6 +13,7 @@
 #include "dtorch/network/timer.h"
 #include "dtorch/promise/error_record.h"
 #include "dtorch/promise/sendable.h"
+#include "dtorch/promise/token.h"
 #include "dtorch/promise/unseen.h"
 #include "dtorch/shm/address.h"
 

@@ -6,6 +6,7 @@
 #include "dtorch/future/wait.h"
 #include "dtorch/network/rpc.h"
 #include "dtorch/network/timer.h"
+#include "dtorch/promise/token.h"
 
 #include <ATen/core/jit_type.h>
 
@@ -15,7 +16,6 @@
 #include <mutex>
 #include <sstream>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 
 namespace dtorch::network {
@@ -28,8 +28,9 @@ std::atomic<int64_t> lost_after_ms{30'000};
 struct Peers {
   std::mutex mutex;
   std::unordered_map<std::string, Clock::time_point> heard;
-  size_t many = 16;  // of them
-  std::unordered_set<std::string> watched;
+  size_t many = 16;                                   // of them
+  std::unordered_map<std::string, uint64_t> watched;  // and which watch it is
+  uint64_t next_watch = 0;
   uint64_t next_answer = 0;
   std::unordered_map<uint64_t, FuturePtr> answers;  // that are still to be given
 };
@@ -74,52 +75,72 @@ std::string WhyLost(const std::string& peer, const FuturePtr& failed) {
   return "the connection to " + Called(peer) + " is lost: " + said;
 }
 
-void Lose(const std::string& peer, const std::string& why) {
-  Peers& peers = GetPeers();
-  {
+// One watch of a peer. When it is over, because the peer is lost or this process has left, whoever
+// has to do with the peer from then on begins another one, which what still comes of this one is
+// nothing to.
+struct Watching {
+  std::string peer;
+  uint64_t number = 0;
+
+  bool IsOver() const {
+    Peers& peers = GetPeers();
     std::lock_guard<std::mutex> lock(peers.mutex);
-    // This process has left, or is done with it. Whoever has to do with it from now on watches
-    // anew.
-    if (peers.watched.erase(peer) == 0) return;
+    const auto it = peers.watched.find(peer);
+    return it == peers.watched.end() || it->second != number;
   }
-  on_lost(peer, why);
-  Forget(peer);
+  // False if it was over before.
+  bool End() const {
+    Peers& peers = GetPeers();
+    std::lock_guard<std::mutex> lock(peers.mutex);
+    const auto it = peers.watched.find(peer);
+    if (it == peers.watched.end() || it->second != number) return false;
+    peers.watched.erase(it);
+    return true;
+  }
+};
+
+void Lose(const Watching& watch, const std::string& why) {
+  if (!watch.End()) return;
+  on_lost(watch.peer, why);
+  Forget(watch.peer);
 }
 
 // What goes wrong here must not end the watch without a word, nor leave the agent's thread.
 template <typename Body>
-void OrLost(const std::string& peer, const Body& body) {
+void OrLost(const Watching& watch, const Body& body) {
   try {
     body();
   } catch (const std::exception& error) {
-    Lose(peer, Called(peer) + " cannot be watched: " + error.what());
+    Lose(watch, Called(watch.peer) + " cannot be watched: " + error.what());
   }
 }
 
-void Ask(const std::string& peer);
+void Ask(const Watching& watch);
 
-void OnAnswer(const std::string& peer, const FuturePtr& answer) {
+void OnAnswer(const Watching& watch, const FuturePtr& answer) {
+  const std::string& peer = watch.peer;
+  if (watch.IsOver()) return;
   if (answer->hasError()) {
     // What is large holds up what is behind it, on a slow line.
     const auto since = Clock::now() - std::chrono::milliseconds(GetLostAfterMs());
     if (IsTimeout(answer) && (ValuesOnTheWayTo(peer) > 0 || WasHeard(peer, since))) {
-      return Ask(peer);
+      return Ask(watch);
     }
-    return Lose(peer, WhyLost(peer, answer));
+    return Lose(watch, WhyLost(peer, answer));
   }
   const Reply reply = Reply::FromText(answer->value().toStringRef());
   if (reply.status != Reply::Status::kDone) {
-    return Lose(peer, Called(peer) + " " + reply.text);
+    return Lose(watch, Called(peer) + " " + reply.text);
   }
-  Ask(peer);
+  Ask(watch);
 }
 
-void Ask(const std::string& peer) {
+void Ask(const Watching& watch) {
   const int64_t limit = GetLostAfterMs();
   Request beat{.verb = Verb::kBeat, .sender = Present(), .number = limit / 4};
   if (beat.sender.empty()) return;  // this process has left
-  Call(peer, std::move(beat), limit)->addCallback([peer](c10::ivalue::Future& answered) {
-    OrLost(peer, [&] { OnAnswer(peer, FuturePtr::reclaim_copy(&answered)); });
+  Call(watch.peer, std::move(beat), limit)->addCallback([watch](c10::ivalue::Future& answered) {
+    OrLost(watch, [&] { OnAnswer(watch, FuturePtr::reclaim_copy(&answered)); });
   });
 }
 
@@ -132,11 +153,14 @@ void SetOnLost(void (*value)(const std::string& peer, const std::string& why)) {
 
 void Watch(const std::string& peer) {
   Peers& peers = GetPeers();
+  Watching watch{peer};
   {
     std::lock_guard<std::mutex> lock(peers.mutex);
-    if (!peers.watched.insert(peer).second) return;
+    const auto [it, begins] = peers.watched.emplace(peer, peers.next_watch + 1);
+    if (!begins) return;
+    watch.number = ++peers.next_watch;
   }
-  OrLost(peer, [&] { Ask(peer); });
+  OrLost(watch, [&] { Ask(watch); });
 }
 
 void HeardFrom(const std::string& sender) {

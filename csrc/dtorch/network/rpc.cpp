@@ -2,8 +2,10 @@
 
 #include "dtorch/base/error.h"
 #include "dtorch/base/fork.h"
+#include "dtorch/future/complete.h"
 #include "dtorch/network/agent.h"
 #include "dtorch/promise/backend.h"
+#include "dtorch/promise/token.h"
 #include "dtorch/sys/thread.h"
 
 #include <ATen/core/jit_type.h>
@@ -216,9 +218,7 @@ FuturePtr SendFreight(const std::string& peer, c10::ivalue::Future& said, Reques
                       int64_t timeout_ms) {
   const Reply reply = Reply::FromText(said.value().toStringRef());
   if (reply.status != Reply::Status::kDone) {
-    auto refused = c10::make_intrusive<c10::ivalue::Future>(c10::StringType::get());
-    refused->markCompleted(reply.ToText());
-    return refused;
+    return MakeCompletedFuture(c10::StringType::get(), reply.ToText());
   }
   State& state = GetState();
   {
@@ -314,10 +314,6 @@ void Close() {
 }
 
 void SetHandler(FuturePtr (*value)(Request request)) { handler = value; }
-
-std::string Called(const std::string& peer) {
-  return "worker '" + peer.substr(0, peer.find('@')) + "'";
-}
 
 void CheckPeer(const std::string& peer) {
   const AgentPtr of_user = CurrentAgent();

@@ -36,8 +36,6 @@ void SetHandler(FuturePtr (*handler)(Request request));
 
 /// UnreachableError if RPC knows no worker of the peer's name, or is not initialised.
 void CheckPeer(const std::string& peer);
-/// "worker 'NAME'"
-std::string Called(const std::string& peer);
 
 /// What `peer` replies to `request`: a future of text, Reply::ToText(). It fails if the
 /// connection does, at once, or when the time is over (0: never). Does not block, and throws

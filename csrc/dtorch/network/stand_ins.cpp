@@ -9,6 +9,7 @@
 #include "dtorch/promise/error_record.h"
 #include "dtorch/promise/promise_state.h"
 #include "dtorch/promise/sendable.h"
+#include "dtorch/promise/token.h"
 #include "dtorch/promise/unseen.h"
 #include "dtorch/shm/address.h"
 #include "dtorch/sys/thread.h"

@@ -6,6 +6,10 @@
 
 namespace dtorch {
 
+std::string Called(const std::string& peer) {
+  return "worker '" + peer.substr(0, peer.find('@')) + "'";
+}
+
 std::string PromiseToken::ToText() const {
   if (peer.empty()) return local;
   return local + (network_only ? '=' : '@') + peer;
@@ -39,8 +43,8 @@ Backend::Imported PromiseToken::Import(bool has_value) const {
   if (!network || network->Name().empty()) {
     throw UnreachableError(failed +
                            "torch.distributed.rpc is not initialised here: call "
-                           "dtorch_ops.network.init() or rpc.init_rpc(), so as to reach worker '" +
-                           peer.substr(0, peer.find('@')) + "'");
+                           "dtorch_ops.network.init() or rpc.init_rpc(), so as to reach " +
+                           Called(peer));
   }
   try {
     return {{}, nullptr, network->Reach(peer, local, has_value)};

@@ -23,4 +23,7 @@ struct PromiseToken {
   Backend::Imported Import(bool has_value) const;
 };
 
+/// What errors call the owner of a token's `peer`: worker 'NAME'.
+std::string Called(const std::string& peer);
+
 }  // namespace dtorch
