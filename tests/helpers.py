@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -43,6 +44,14 @@ def check_python(code: str, **kwargs: object) -> str:
     assert done.returncode == 0, f"exit {done.returncode}\n{done.stdout}\n{done.stderr}"
     assert done.stderr == "", done.stderr
     return done.stdout
+
+
+def until(condition: Callable[[], object], seconds: float = 30) -> None:
+    """For what nothing tells of: that memory has come back, that a thread has ended."""
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "it does not come true"
+        time.sleep(0.002)
 
 
 class Worker(threading.Thread):

@@ -102,13 +102,14 @@ small CROWD
 small LANES1
 small STALE
 small RESERVED
+small HOME
 small CALLBACK
 ends CALLBACK
 END
 }
 
 cycles() {
-  for model in lookout ask blocks listen REUSE ATTACH fork HANDOVER PUBLISH TWO CROWD RESERVED; do
+  for model in lookout ask blocks listen REUSE ATTACH fork HANDOVER PUBLISH TWO CROWD RESERVED HOME; do
     echo "ends $model"
   done
 }
@@ -144,6 +145,7 @@ found CALLBACK BUG_BIT_CLEARED_LATE
 found CALLBACK BUG_COMPLETE_BEFORE_LEAVE
 found RESERVED BUG_ABANDON_SILENT
 found RESERVED BUG_ABANDON_UNRECORDED
+found HOME BUG_HOME_ABANDON_SILENT
 found fork BUG_DEATH_IGNORES_FORKING
 found fork BUG_GRACE_TOO_SHORT
 found fork BUG_GRACE_FOR_EVER

@@ -17,7 +17,6 @@ import signal
 import sys
 import textwrap
 import threading
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
@@ -53,7 +52,7 @@ from accelerators import (
     until_waiting,
 )
 from futures import READ_ONLY, WAITS, awaited, blocked_in
-from helpers import Worker
+from helpers import Worker, until
 from torch import Tensor
 from torch.futures import Future
 
@@ -413,14 +412,6 @@ def our_threads() -> list[int]:
         if name == "dtorch_ops":
             found.append(int(task.name))
     return found
-
-
-def until(condition: Callable[[], object], seconds: float = LIMIT) -> None:
-    """For what nothing tells of: that memory has come back, that a thread has ended."""
-    limit = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < limit, "it does not come true"
-        time.sleep(0.002)
 
 
 class Child:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import concurrent.futures
 import ctypes
+import logging
 import os
 import pickle
 import queue
@@ -100,16 +101,19 @@ def error_of_set(promise: Promise) -> str:
     return "none"
 
 
-def set_on_accelerator(promises: list[Promise], first: float, size: int) -> None:
+def set_on_accelerator(
+    promises: list[Promise], first: float, size: int, strided: bool = False
+) -> None:
     """Each with a value that the device is still computing, of the accelerator that tests run on.
 
-    Not forked: this process has its own.
+    Not forked: this process has its own. ``strided``: every second element of a larger tensor.
     """
     import accelerators
 
     accelerators.install()
     for index, promise in enumerate(promises):
-        tensor = torch.zeros(size, device=accelerators.DEVICES[-1])
+        tensor = torch.zeros(2 * size, device=accelerators.DEVICES[-1])
+        tensor = tensor[1::2] if strided else tensor[:size]
         accelerators.keep_busy(5)
         promise.set_value(tensor.fill_(first + index))
         tensor.fill_(-1)  # later, and not seen
@@ -525,22 +529,55 @@ def _device_map() -> dict[torch.device, torch.device]:
     return {device: torch.device("cpu")}
 
 
-def set_held_on_accelerator(first: float, size: int, expected: str) -> None:
-    """Until the network has logged that, once for each."""
-    import logging
+def set_held_on_accelerator(first: float, size: int, strided: bool = False) -> None:
+    set_on_accelerator(_held, first, size, strided)
 
-    said: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+_said: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+
+def listen_to_log() -> None:
+    """From now on, for await_log()."""
     handler = logging.Handler()
-    handler.emit = lambda record: said.put(record.getMessage())  # type: ignore[method-assign]
+    handler.emit = lambda record: _said.put(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("dtorch_ops")
     logger.addHandler(handler)
     logger.setLevel(logging.DEBUG)
-    set_on_accelerator(_held, first, size)
-    for _ in _held:
-        while expected not in said.get(timeout=30):
+
+
+def await_log(expected: str, times: int = 1) -> None:
+    """Until that was logged so often."""
+    for _ in range(times):
+        while expected not in _said.get(timeout=30):
             pass
-    logger.setLevel(logging.NOTSET)
-    logger.removeHandler(handler)
+
+
+def error_of_interrupted_set(on_accelerator: bool) -> str:
+    """What ends the setting of a held promise when this process is interrupted as it waits."""
+
+    def interrupt() -> None:
+        asleep = 0
+        while asleep < 5:  # in its wait: the interpreter lock it has got meanwhile
+            time.sleep(0.01)
+            with open(f"/proc/self/task/{os.getpid()}/stat") as stat:
+                asleep = asleep + 1 if stat.read().rpartition(")")[2].split()[0] == "S" else 0
+        os.kill(os.getpid(), signal.SIGINT)
+
+    value = torch.full((3,), 2.0)
+    if on_accelerator:
+        import accelerators
+
+        accelerators.install()
+        value = value.to(accelerators.DEVICE)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        _held[0].set_value(value)
+    except BaseException as error:
+        return type(error).__name__
+    finally:
+        thread.join()
+    return "none"
 
 
 def error_of_made() -> str:

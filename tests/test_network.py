@@ -6,7 +6,7 @@ import os
 import pickle
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,8 @@ import accelerators
 import producers
 import pytest
 import torch
-from helpers import check_python
+from helpers import check_python, until
 from network_group import Group, Two, Worker, free_port, stop
-from on_accelerator import until
 from peer import Peer
 
 import dtorch_ops
@@ -29,7 +28,7 @@ Promise = dtorch_ops.TensorPromise
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[Group]:
-    made = Group(workers=11)
+    made = Group(workers=12)
     yield made
     made.close()
 
@@ -160,6 +159,25 @@ def test_a_thousand_at_once(worker: Worker) -> None:
     worker.call(producers.set_many, promises)
     values = dtorch_ops.wait_all(futures, timeout_ms=LIMIT_MS)
     assert [value.item() for value in values] == [float(index) for index in range(1000)]
+
+
+def test_neither_threads_nor_descriptors_grow_with_the_promises(worker: Worker) -> None:
+    def rounds(count: int) -> None:
+        for index in range(count):
+            promises = [Promise() for _ in range(10)]
+            futures = [promise.get_future() for promise in promises]
+            worker.call(producers.set_many, promises, float(index))
+            for value in futures:
+                value.then(lambda taken: taken.value()).wait(LIMIT_MS)  # in a thread of its own
+
+    def used() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
+
+    rounds(5)
+    threads, descriptors = used()
+    rounds(50)
+    until(lambda: used()[0] <= threads)  # those that ran callbacks have ended
+    assert used()[1] == descriptors
 
 
 def test_it_goes_from_worker_to_worker(group: Group, worker: Worker, mortal: Worker) -> None:
@@ -402,6 +420,28 @@ def test_the_owner_gives_no_sign(two: Two) -> None:
     assert "nobody may be left" in said
 
 
+def test_a_set_that_is_interrupted_is_still_a_set(two: Two) -> None:
+    """It was said, though not acknowledged."""
+    two.held()
+    stop(two.owner.process.pid)
+    assert two.worker.call(producers.error_of_interrupted_set, False) == "KeyboardInterrupt"
+    os.kill(two.owner.process.pid, signal.SIGCONT)
+    assert two.owner.call(producers.sums_of_made) == [6.0]
+
+
+def test_a_promise_whose_reservation_is_interrupted_can_still_be_set(two: Two) -> None:
+    """It was reserved, for nobody who would know of it."""
+    two.held()
+    two.owner.call(producers.listen_to_log)
+    stop(two.owner.process.pid)
+    assert two.worker.call(producers.error_of_interrupted_set, True) == "KeyboardInterrupt"
+    os.kill(two.owner.process.pid, signal.SIGCONT)
+    two.owner.call(producers.await_log, "has reserved a promise")
+    two.owner.call(producers.await_log, "gives a promise back")
+    assert two.worker.call(producers.set_held) == "none"
+    assert two.owner.call(producers.values_of_made) == [0.0]
+
+
 def test_a_shutdown_fails_what_is_pending_and_does_not_wait(two: Two) -> None:
     """For the call that is always under way, which would be answered seconds later."""
     two.held()
@@ -474,28 +514,57 @@ def test_values_of_an_accelerator_come_through_the_host(worker: Worker) -> None:
         assert torch.equal(future.wait(LIMIT_MS).cpu(), torch.full((1000,), 10.0 + index))
 
 
-def test_rpc_maps_of_devices_spare_the_host(two: Two) -> None:
+@pytest.mark.parametrize("strided", [False, True], ids=["whole", "strided"])
+def test_rpc_maps_of_devices_spare_the_host(two: Two, strided: bool) -> None:
     """What is sent lies on the device, and has its device's name where it arrives."""
     for each in (two.owner, two.worker):
         each.call(producers.know_the_accelerator)
     two.join_again(True)
     two.held(3)
-    two.worker.call(producers.set_held_on_accelerator, 10.0, 1000, "is sent from there")
+    two.worker.call(producers.listen_to_log)
+    two.worker.call(producers.set_held_on_accelerator, 10.0, 1000, strided)
+    two.worker.call(producers.await_log, "is sent from there", 3)
     assert two.owner.call(producers.sums_of_made) == [10_000.0, 11_000.0, 12_000.0]
     assert two.owner.call(producers.devices_of_made) == [accelerators.DEVICES[-1]] * 3
 
 
-def test_a_reserved_promise_of_a_worker_that_dies_is_broken(mortal: Worker, tmp_path: Path) -> None:
-    promise, future = pending()
+@pytest.fixture
+def reserving(mortal: Worker, tmp_path: Path) -> Callable[[Any], Worker]:
+    """A worker that has reserved a promise, and does no more."""
     ready = str(tmp_path / "ready")
     os.mkfifo(ready)
-    mortal.start(producers.set_on_a_stuck_stream, promise, ready)
-    with open(ready):
-        pass
-    assert not promise.cancel()
+
+    def reserve(promise: Any) -> Worker:
+        mortal.start(producers.set_on_a_stuck_stream, promise, ready)
+        with open(ready):
+            return mortal
+
+    return reserve
+
+
+def test_a_reserved_promise_of_a_worker_that_dies_is_broken(
+    reserving: Callable[[Any], Worker],
+) -> None:
+    promise, future = pending()
+    mortal = reserving(promise)
+    assert not promise.is_pending() and not promise.cancel()
     mortal.kill()
-    with pytest.raises(BrokenPromiseError):
+    with pytest.raises(BrokenPromiseError, match=f"connection to worker '{mortal.name}' is lost"):
         future.wait(LIMIT_MS)
+
+
+def test_a_reserved_promise_of_a_worker_that_dies_is_left_to_those_who_hold_it_too(
+    reserving: Callable[[Any], Worker], worker: Worker
+) -> None:
+    promise, future = pending()
+    worker.call(producers.hold, promise)
+    mortal = reserving(promise)
+    assert worker.call(producers.set_held) == "PromiseAlreadySatisfiedError"
+    mortal.kill()
+    until(promise.is_pending)
+    assert worker.call(producers.set_held) == "none"
+    assert future.wait(LIMIT_MS).item() == 0.0
+    worker.call(producers.release)
 
 
 def test_rpc_may_be_initialised_again(two: Two) -> None:

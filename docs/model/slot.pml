@@ -13,7 +13,8 @@
 //   Service()   the consumer's listening thread, Service::Run: Mailbox::Collect (WatchNewLanes, Look,
 //               Take, BreakUnlessHeld, OnDeath), Service::Deliver, Mailbox::Sleep.
 //   Waiter()    a thread of the consumer that waits on the slot itself, with or without a time limit.
-//   Owner()     the thread that made the promise: Mailbox::Allocate, Retract, and the slot's reuse.
+//   Owner()     the thread that made the promise: Mailbox::Allocate, Retract, ClaimAtHome with
+//               FulfilAtHome or AbandonAtHome, and the slot's reuse.
 //   Kernel()    kills producers, and reports the death to the pidfd some time later.
 //   Monitor()   runs when nothing can move any more, and asks whether all has happened that must:
 //                 - what was published was delivered, whole, once, whoever has died since;
@@ -113,6 +114,15 @@
 # define WAITERS 0
 # define KILL_0
 # define ATTACHED
+#elif defined(HOME)      // the owner's process claims it, too, and fulfils it or gives it back
+# define PRODUCERS 1
+# define COARSE
+# define FINE_RING
+# define GENERATIONS 1
+# define WAITERS 0
+# define KILL_0
+# define ATTACHED
+# define CAN_ABANDON
 #elif defined(STALE)     // a token of the first generation arrives when the slot is in its second
 # define PRODUCERS 2
 # define COARSE
@@ -982,8 +992,42 @@ inline Retract(g) {
   fi
 }
 
+#define AT_HOME 255  // kAtHome: no lane's
+
+inline ClaimAtHome(g) {
+  if
+  :: d_step {
+       !mailbox_lock && outstanding && generation == g && IS_PENDING(g) ->
+       word_state = CLAIMED; word_lane = AT_HOME
+     };
+     if
+     :: true ->  // FulfilAtHome
+       d_step {
+         !mailbox_lock ->
+         assert(outstanding && word_state == CLAIMED && word_lane == AT_HOME && word_gen == g);
+         word_state = FREE; word_lane = 0; outstanding = 0
+       };
+       Complete(g, OWN)
+     :: true ->  // AbandonAtHome
+       d_step {
+         !mailbox_lock -> mailbox_lock = 1;
+         assert(outstanding && word_state == CLAIMED && word_lane == AT_HOME && word_gen == g);
+         word_state = PENDING; word_lane = 0
+       };
+#ifndef BUG_HOME_ABANDON_SILENT
+       SetBits(); Ring();  // whoever dropped it meanwhile saw it claimed
+#endif
+       UNLOCK
+     fi
+  :: !mailbox_lock && !(outstanding && generation == g && IS_PENDING(g))
+  fi
+}
+
 proctype Owner() {
   Allocate(1);
+#ifdef HOME
+  ClaimAtHome(1);
+#endif
 #if defined(MUST_RETRACT)
   Retract(1);
 #elif defined(CAN_RETRACT)

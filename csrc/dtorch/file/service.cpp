@@ -101,6 +101,9 @@ class Service::End final : public OwnerEnd, public std::enable_shared_from_this<
     }
   }
   void HandOver() override { service_.mailbox_.HandOverAtHome(place()); }
+  bool Claim() override { return service_.mailbox_.ClaimAtHome(place()); }
+  void Fulfil() override { service_.mailbox_.FulfilAtHome(place()); }
+  void Abandon() override { service_.mailbox_.AbandonAtHome(place()); }
 
   void Poll() override {
     if (generation_ != ForkGeneration()) return;

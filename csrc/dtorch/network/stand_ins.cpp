@@ -101,9 +101,7 @@ PromisePtr Find(const Request& request) {
 // The worker is lost, or this process leaves.
 void Lose(StandIns lost, const std::string& why) {
   for (auto& [token, promise] : lost.held) promise->Explain(why);
-  for (auto& [number, each] : lost.reserved) {
-    SetErrorOf(*each.reservation, std::make_exception_ptr(BrokenPromiseError(why)));
-  }
+  for (auto& [number, each] : lost.reserved) each.promise->Explain(why);
 }
 
 // Callbacks of the user may block, and the agent's threads are few.
@@ -270,6 +268,7 @@ std::string Reserve(const Request& request) {
     table.peers[request.sender].reserved.emplace(
         number, Reserved{std::move(promise), std::move(reservation)});
   }
+  Log(LogLevel::kDebug, kComponent, Called(request.sender), " has reserved a promise");
   Watch(request.sender);
   return std::to_string(number);
 }
@@ -299,7 +298,9 @@ Reply Answer(Request request) {
       Fulfil(std::move(request));
       return {};
     case Verb::kAbandon:
-      (void)TakeReserved(request);  // and drops it
+      if (TakeReserved(request)) {  // and drops it
+        Log(LogLevel::kDebug, kComponent, Called(request.sender), " gives a promise back");
+      }
       return {};
   }
   return {Status::kRefused, "expected a request of this version of dtorch_ops, got another one"};

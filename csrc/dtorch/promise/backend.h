@@ -44,6 +44,13 @@ class DTORCH_API OwnerEnd : public Source {
   virtual void Explain(std::string why) = 0;
   /// Behind a Hold(): it is passed on, and is not broken before whoever gets it has dropped it.
   virtual void HandOver() = 0;
+
+  /// Behind a Hold(), for a value that is still to come: takes the promise. False if another one
+  /// was faster. Then either Fulfil(), before the future is completed; or Abandon(), which leaves
+  /// it to its other producers.
+  virtual bool Claim() = 0;
+  virtual void Fulfil() = 0;
+  virtual void Abandon() = 0;
 };
 
 /// The end in a process that has unpickled the token, or has inherited the promise by a fork. Going

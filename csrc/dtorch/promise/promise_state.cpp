@@ -154,7 +154,7 @@ bool PromiseState::is_pending() const {
   if (producer_) return producer_->IsPending();
   if (status_.load() != Status::kPending || future_->completed()) return false;
   const auto end = EndOf(future_);
-  return fork_generation_ == ForkGeneration() || !end || end->IsPending();
+  return !end || end->IsPending();
 }
 
 std::string PromiseState::Token() {
@@ -183,7 +183,9 @@ std::string PromiseState::Token() {
         "torch.distributed.rpc is not initialised: call dtorch_ops.network.init() or "
         "rpc.init_rpc() first, or make it with mode 'auto'");
   }
-  if (!is_pending()) ThrowSatisfied();
+  // What somebody has claimed may yet be given back.
+  const auto is_over = [&] { return status_.load() != Status::kPending || future_->completed(); };
+  if (is_over()) ThrowSatisfied();
   std::shared_ptr<OwnerEnd> end = EndOf(future_);
   if (!end) {
     end = FileBackend().Export(future_);
@@ -191,7 +193,7 @@ std::string PromiseState::Token() {
     // what was made too late.
     if (end && status_.load() != Status::kPending) end->Retract(OwnerEnd::Purpose::kFulfil);
   }
-  if (!end || !is_pending()) ThrowSatisfied();
+  if (!end || is_over()) ThrowSatisfied();
   Log(LogLevel::kDebug, kComponent, "may be fulfilled by other processes, of future ",
       future_.get());
   if (network_only) NetworkIfAny()->Rely(end);
@@ -242,8 +244,43 @@ void PromiseState::SetError(std::exception_ptr error) {
   CompleteWithError(future_, std::move(error));
 }
 
+// What one of the producers in the promise's own process has reserved.
+class PromiseState::Claim final : public Reservation {
+ public:
+  explicit Claim(PromiseState& promise)
+      : promise_(c10::intrusive_ptr<PromiseState>::reclaim_copy(&promise)),
+        end_(EndOf(promise.future_)) {
+    if (!end_ || !end_->Claim()) promise.ThrowSatisfied();
+    promise.status_ = Status::kSatisfied;
+  }
+  ~Claim() override {
+    if (is_over_ || promise_->fork_generation_ != ForkGeneration()) return;
+    promise_->status_ = Status::kPending;  // before another one can claim it
+    end_->Abandon();
+  }
+  void SetValue(c10::IValue value) override {
+    Fulfil();
+    CompleteWithValue(promise_->future_, std::move(value));
+  }
+  void SetError(std::exception_ptr error) override {
+    Fulfil();
+    CompleteWithError(promise_->future_, std::move(error));
+  }
+  bool RunsCallbacks() const override { return dtorch::RunsCallbacks(promise_->future_); }
+
+ private:
+  void Fulfil() {
+    if (!std::exchange(is_over_, true)) end_->Fulfil();
+  }
+
+  const c10::intrusive_ptr<PromiseState> promise_;  // holds it, too
+  const std::shared_ptr<OwnerEnd> end_;
+  bool is_over_ = false;
+};
+
 std::unique_ptr<Reservation> PromiseState::Reserve(std::optional<c10::Device> device) {
   if (ProducerEnd* end = producer()) return end->Reserve(device);
+  if (of_token_) return std::make_unique<Claim>(*this);
   if (!TryClaim(Status::kSatisfied)) ThrowSatisfied();
   // A fork shall not hand it to a child, nor has one done so in this very moment.
   SetOrigin(future_, Origin::kPromised);

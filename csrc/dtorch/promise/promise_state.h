@@ -96,6 +96,7 @@ class DTORCH_API PromiseState : public torch::CustomClassHolder {
 
  private:
   enum class Status : uint8_t { kPending, kSatisfied, kCancelled };
+  class Claim;
 
   PromiseState(const PromiseToken& token, Backend::Imported imported);
   bool TryLeavePending(Status to);

@@ -25,7 +25,9 @@ inline constexpr uint32_t kSlots = 1u << 20;    // promises that can be outstand
 inline constexpr uint32_t kLanes = 512;         // producer processes at a time
 inline constexpr uint32_t kRegions = 1u << 20;  // and in all, until the first region is used again
 inline constexpr uint64_t kLaneBytes = uint64_t{1} << 34;
-inline constexpr uint16_t kCancelled = 1;  // in place of a lane in a free word: why it is free
+inline constexpr uint16_t kCancelled = 1;    // in place of a lane in a free word: why it is free
+inline constexpr uint16_t kAtHome = 0xffff;  // in place of one in a claimed word: the consumer
+static_assert(kLanes <= kAtHome);
 
 // The life of a slot, in the low byte of its word:
 //
@@ -38,6 +40,7 @@ inline constexpr uint16_t kCancelled = 1;  // in place of a lane in a free word:
 //                         |                  |--the claimant abandons it--> pending
 //                         |                  `--the claimant died--> pending, or free if nobody
 //                         |                                          else holds it (broken)
+//                         |--ClaimAtHome--> claimed by the consumer --> free, or pending again
 //                         |--the last holder went away--> free (broken)
 //                         `--the owner fulfils or cancels it, or has dropped the future--> free
 //

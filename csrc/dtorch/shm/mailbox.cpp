@@ -277,6 +277,28 @@ void Mailbox::HandOverAtHome(Place place) {
   meta_.slot(place.slot).handovers.fetch_add(1);
 }
 
+bool Mailbox::ClaimAtHome(Place place) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  uint64_t pending = SlotWord{State::kPending, 0, place.generation}.Pack();
+  const uint64_t claimed = SlotWord{State::kClaimed, kAtHome, place.generation}.Pack();
+  return Find(place) && meta_.slot(place.slot).word.compare_exchange_strong(pending, claimed);
+}
+
+void Mailbox::FulfilAtHome(Place place) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!Find(place)) return;
+  meta_.slot(place.slot).word.store(SlotWord{State::kFree, 0, place.generation}.Pack());
+  Free(place);
+}
+
+void Mailbox::AbandonAtHome(Place place) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!Find(place)) return;
+  // Back first, so that a holder that drops it now sees that it is pending, and says so.
+  meta_.slot(place.slot).word.store(SlotWord{State::kPending, 0, place.generation}.Pack());
+  Attend(place.slot);
+}
+
 // Asks the listening thread to look at a slot, as a producer does.
 void Mailbox::Attend(uint32_t slot) {
   meta_.ready()[slot / 64].fetch_or(uint64_t{1} << slot % 64);

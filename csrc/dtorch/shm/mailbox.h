@@ -89,6 +89,13 @@ class DTORCH_API Mailbox {
   void DropAtHome(Place place);
   /// What it holds is passed on: not broken before whoever gets it has dropped it.
   void HandOverAtHome(Place place);
+  /// pending -> claimed, for a value that is still to come. False if another one has claimed it
+  /// before. Followed by one of the next two.
+  bool ClaimAtHome(Place place);
+  /// claimed -> free: the value is there.
+  void FulfilAtHome(Place place);
+  /// claimed -> pending: it is not to come. Breaks the promise if nobody holds it.
+  void AbandonAtHome(Place place);
 
   /// Between these a thread waits for this very promise: the bell, a counter, is increased, and
   /// woken as a shared futex, when the promise is fulfilled. Before the thread sleeps, and behind

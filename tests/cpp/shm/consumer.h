@@ -61,7 +61,13 @@ class Consumer {
       std::lock_guard<std::mutex> lock(mutex_);
       if (outstanding_.erase(Key(promise->place())) == 0) return false;
     }
-    mailbox_.Retract(promise->place(), cancelled);  // unless the value is on its way
+    const auto place = promise->place();
+    if (cancelled) {
+      mailbox_.Retract(place, cancelled);  // unless the value is on its way
+    } else if (mailbox_.ClaimAtHome(place)) {
+      std::this_thread::yield();
+      mailbox_.FulfilAtHome(place);
+    }
     return true;
   }
 

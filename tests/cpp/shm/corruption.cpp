@@ -218,10 +218,19 @@ class World {
       case 4:
         producer(chosen).HandOver(slot, generation);
         mailbox_.HoldAtHome(chosen.place);
+        if (Below(random_, 2) == 0 && mailbox_.ClaimAtHome(chosen.place)) {
+          Mutate(random_);
+          mailbox_.AbandonAtHome(chosen.place);
+        }
         mailbox_.DropAtHome(chosen.place);
         break;
       case 5:
-        mailbox_.Retract(chosen.place, Below(random_, 2) == 0);
+        if (Below(random_, 2) == 0 && mailbox_.ClaimAtHome(chosen.place)) {
+          Mutate(random_);
+          mailbox_.FulfilAtHome(chosen.place);
+        } else {
+          mailbox_.Retract(chosen.place, Below(random_, 2) == 0);
+        }
         promises_.erase(promises_.begin() + static_cast<ptrdiff_t>(index));
         break;
       case 6:

@@ -298,6 +298,10 @@ void Own(Consumer& consumer, Queue& queue, PeerProcess& peer, uint64_t seed,
         }
       }
     }
+    if (random() % 4 == 0 && mailbox.ClaimAtHome(place)) {
+      if (random() % 2) std::this_thread::yield();
+      mailbox.AbandonAtHome(place);
+    }
     std::vector<std::thread> waiters;
     const auto limit = [&] { return Deadline::AfterMs(static_cast<int64_t>(random() % 4)); };
     if (random() % 8 == 0) {
