@@ -13,7 +13,7 @@ import markdown
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from helpers import ROOT
+from helpers import ROOT, run_python
 from network_group import free_port
 
 import dtorch_ops
@@ -134,6 +134,34 @@ def test_owner_and_worker_without_python_are_two_of_rpc(core_tests):
     assert said[:2] == ["value: 6", "error: RuntimeError: of the worker"]
     assert said[2].startswith("drop: broken: the last process that could")
     assert said[3].startswith("die: broken: the connection to worker 'worker' is lost")
+
+
+OWNER = """
+import subprocess, sys
+import network_group
+network_group.join("owner", 0, 1, network_group.free_port())
+dtorch_ops.network.set_lost_after(1.0)
+promises = [dtorch_ops.TensorPromise("network") for _ in range(1000)]
+futures = [promise.get_future() for promise in promises]
+tokens, _, address = zip(*[promise.token().partition("@") for promise in promises])
+tokens = [token.partition("=")[0] for token in tokens]
+# No small mistake makes the last one's number of another's.
+given = "\\n".join([address[0], tokens[-1], *tokens[:64]])
+said = subprocess.run(
+    [*sys.argv[1:]], input=given, stdout=subprocess.PIPE, text=True, timeout=60, check=True
+)
+print(said.stdout, end="")
+assert futures[-1].wait(30_000).tolist() == [4.0] * 3
+"""
+
+
+def test_an_owner_answers_what_makes_no_sense_and_lives(core_tests):
+    program = str(core_tests / "network_stranger")
+    said = run_python(OWNER, args=(program, "20000", "1"))  # RPC warns of what it is told
+    assert said.returncode == 0, said.stdout + said.stderr
+    answered = dict(line.split() for line in said.stdout.splitlines())
+    assert sorted(answered) == ["d", "e", "r", "s"]
+    assert sum(map(int, answered.values())) == 20000
 
 
 # ---- The example --------------------------------------------------------------------------------
