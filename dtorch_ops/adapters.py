@@ -185,7 +185,10 @@ def _fulfil(promise: Any, set_value: Callable[[Any, Any], None], source: Any) ->
     """Give ``promise`` the outcome of ``source``, which is done."""
     error, value = _outcome(source)
     if isinstance(error, (asyncio.CancelledError, concurrent.futures.CancelledError)):
-        promise.cancel()
+        # Nobody has cancelled our promise, which that would say.
+        promise.set_exception(
+            concurrent.futures.CancelledError("the future given to from_future was cancelled")
+        )
     elif error is not None:
         promise.set_exception(error)
     else:

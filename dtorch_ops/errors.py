@@ -32,11 +32,11 @@ class DTorchError(RuntimeError):
 
 
 class BrokenPromiseError(DTorchError):
-    """The producer is gone without having set a value."""
+    """All who could set the value are gone; or, for whoever sets it, the process that waits is."""
 
 
 class PromiseAlreadySatisfiedError(DTorchError):
-    """The promise has been set or cancelled before."""
+    """The promise has been set, cancelled or broken before."""
 
 
 class FutureAlreadyRetrievedError(DTorchError):

@@ -7,10 +7,12 @@ mode "network" always is. docs/network.md says how.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+import socket
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch.distributed import rpc
@@ -37,7 +39,8 @@ def init(
 
     Thin: what it does is ``rpc.init_rpc`` with TensorPipe over TCP alone. Its transport through
     shared memory keeps cores busy while nothing happens, and promises need none: those of one
-    machine have their own. Blocks until all workers have called it.
+    machine have their own. Blocks until all workers have called it, for
+    half an hour at most, which is torch's limit.
 
     Args:
         name: of this worker, by which the others reach it; None is ``worker<rank>``.
@@ -45,15 +48,17 @@ def init(
         world_size: how many workers there are; None is the environment's ``WORLD_SIZE``.
         init_method: where the workers meet: "env://" (``MASTER_ADDR`` and ``MASTER_PORT``), or
             "tcp://host:port" of rank 0.
-        interface: the network interface whose address the others connect to; None is the
-            environment's ``TP_SOCKET_IFNAME`` (and ``GLOO_SOCKET_IFNAME``, for the start), or
-            that of the host's name.
-        lost_after: as for :func:`set_lost_after`.
+        interface: the network interface whose address the others connect to, "eth0", say; it is
+            put into the environment's ``TP_SOCKET_IFNAME`` (and ``GLOO_SOCKET_IFNAME``, for the
+            start). None is what is there, or else the address of the host's name.
+        lost_after: in seconds, as for :func:`set_lost_after`.
         options: of ``rpc.TensorPipeRpcBackendOptions``: ``num_worker_threads``, ``rpc_timeout``
-            (of the user's own calls; it does not limit promises), ``device_maps``, ``devices``.
+            (in seconds; of the user's own calls, it does not limit promises), ``device_maps``,
+            ``devices``.
 
     Raises:
-        ValueError: no rank or world size.
+        ValueError: no rank or world size, or a rank that is not below it; no such interface; an
+            ``init_method`` of another form.
         RuntimeError: RPC is initialised already, or the workers do not meet.
 
     Example:
@@ -67,13 +72,17 @@ def init(
             "expected torch.distributed.rpc not to be initialised, but it is: promises work with "
             "it as it is, so init() is not needed"
         )
-    if lost_after is not None:
-        set_lost_after(lost_after)
-    if interface is not None:
-        for engine in ("TP", "GLOO"):  # RPC starts with the latter
-            os.environ[f"{engine}_SOCKET_IFNAME"] = interface
+    if not 0 <= rank < world_size:  # RPC would wait for ever
+        raise ValueError(
+            f"rank: expected 0 to {world_size - 1}, for {world_size} workers, got {rank}"
+        )
+    if "://" not in init_method:
+        raise ValueError(
+            f"init_method: expected 'env://' or 'tcp://host:port' of rank 0, got {init_method!r}"
+        )
+    limit_ms = None if lost_after is None else _limit_ms(lost_after)
     options.setdefault("_transports", ["uv"])
-    with warnings.catch_warnings():
+    with _interface(interface), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "You are using a Backend")  # it is RPC that does
         rpc.init_rpc(  # type: ignore[no-untyped-call]
             f"worker{rank}" if name is None else name,
@@ -81,6 +90,31 @@ def init(
             world_size=world_size,
             rpc_backend_options=rpc.TensorPipeRpcBackendOptions(init_method=init_method, **options),
         )
+    if limit_ms is not None:
+        _C.set_lost_after_ms(limit_ms)
+
+
+@contextlib.contextmanager
+def _interface(name: str | None) -> Iterator[None]:
+    """Have RPC use it. It stays in the environment, unless what is done in here fails."""
+    if name is None:
+        yield
+        return
+    known = [each for _, each in socket.if_nameindex()]
+    if name not in known:
+        raise ValueError(f"interface: expected one of {', '.join(known)}, got {name!r}")
+    variables = ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")  # RPC starts with the latter
+    before = {variable: os.environ.get(variable) for variable in variables}
+    os.environ.update(dict.fromkeys(variables, name))
+    try:
+        yield
+    except BaseException:
+        for variable, value in before.items():
+            if value is None:
+                del os.environ[variable]
+            else:
+                os.environ[variable] = value
+        raise
 
 
 def _number(argument: str, variable: str, given: int | None) -> int:
@@ -98,9 +132,15 @@ def _number(argument: str, variable: str, given: int | None) -> int:
 def shutdown(graceful: bool = True, timeout: float = 0) -> None:
     """``rpc.shutdown``: what is still pending with another worker fails, and says so.
 
+    A worker serves others until it returns: one that has nothing else to do calls it at once.
+
     Args:
-        graceful: wait until all workers have called it.
+        graceful: wait until all workers have called it. Not once a worker is lost: that one never
+            will.
         timeout: of that, in seconds; 0 is no limit.
+
+    Raises:
+        RuntimeError: not all workers have called it in time, or RPC is not initialised.
     """
     rpc.shutdown(graceful, timeout)
 
@@ -108,7 +148,7 @@ def shutdown(graceful: bool = True, timeout: float = 0) -> None:
 def set_lost_after(seconds: float) -> None:
     """Set how long a worker may give no sign before it counts as lost; 30 s at first.
 
-    A sign is due every quarter of it: at most that much later it is noticed.
+    A sign is due every quarter of it, and it counts from the last one.
 
     One whose connection is closed, since it has died, is lost at once. One that is merely slow, or
     busy, or holds Python's lock, gives signs all the same. For this process; the others have their
@@ -118,11 +158,18 @@ def set_lost_after(seconds: float) -> None:
         seconds: at least 0.1.
 
     Raises:
+        TypeError: no number.
         ValueError: less than that.
     """
+    _C.set_lost_after_ms(_limit_ms(seconds))
+
+
+def _limit_ms(seconds: float) -> int:
+    if not isinstance(seconds, (int, float)):
+        raise TypeError(f"seconds: expected a number, got {seconds!r}")
     if not seconds >= 0.1:
         raise ValueError(f"seconds: expected at least 0.1, got {seconds}")
-    _C.set_lost_after_ms(int(min(seconds * 1000, 2**30)))  # torch counts in 32 bits
+    return int(min(seconds * 1000, 2**30))  # torch counts in 32 bits
 
 
 def lost_after() -> float:

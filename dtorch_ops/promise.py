@@ -31,7 +31,7 @@ class _Promise:
         return _LOADERS.get(cls, cls.from_token), (self.token(),)
 
     def __repr__(self: Any) -> str:
-        return f"<{type(self).__name__} {'pending' if self.is_pending() else 'satisfied'}>"
+        return f"<{type(self).__name__} {self._describe()}>"
 
     __str__ = __repr__
 

@@ -552,8 +552,11 @@ def await_log(expected: str, times: int = 1) -> None:
             pass
 
 
-def error_of_interrupted_set(on_accelerator: bool) -> str:
-    """What ends the setting of a held promise when this process is interrupted as it waits."""
+def error_of_interrupted_set(kind: str) -> str:
+    """What ends the setting of a held promise when this process is interrupted as it waits.
+
+    ``kind``: a "small" or a "large" value, or one "on an accelerator". It is overwritten then.
+    """
 
     def interrupt() -> None:
         asleep = 0
@@ -563,8 +566,8 @@ def error_of_interrupted_set(on_accelerator: bool) -> str:
                 asleep = asleep + 1 if stat.read().rpartition(")")[2].split()[0] == "S" else 0
         os.kill(os.getpid(), signal.SIGINT)
 
-    value = torch.full((3,), 2.0)
-    if on_accelerator:
+    value = torch.full((1 << 24 if kind == "large" else 3,), 2.0)
+    if kind == "on an accelerator":
         import accelerators
 
         accelerators.install()
@@ -576,8 +579,26 @@ def error_of_interrupted_set(on_accelerator: bool) -> str:
     except BaseException as error:
         return type(error).__name__
     finally:
+        value.zero_()
         thread.join()
     return "none"
+
+
+def make_promise_named(name: str) -> bytes:
+    """Of this process, which is called so: for a process that is to reach it through RPC alone."""
+    return make_promises(1).replace(b"@" + name.encode(), b"=" + name.encode())
+
+
+def from_token_of_a_group(token: str) -> None:
+    """In a process that is a group of its own: a token is read before anybody is looked for."""
+    import network_group
+
+    network_group.join("alone", 0, 1, network_group.free_port())
+    Promise.from_token(token)
+
+
+def shown(promise: Promise) -> str:
+    return repr(promise)
 
 
 def error_of_made() -> str:

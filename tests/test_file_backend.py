@@ -15,7 +15,7 @@ import producers
 import pytest
 import torch
 from forked import check
-from helpers import ROOT, check_python
+from helpers import ROOT, check_python, until
 from peer import Peer
 from producers import Promise
 
@@ -522,6 +522,24 @@ def test_why_neither_backend_can_be_used_is_said() -> None:
             cls.from_token(changed(cls().token(), NAMESPACE))
         assert "another container" in str(refused.value)
         assert re.search("network|RPC", str(refused.value))
+
+
+def test_what_was_passed_on_while_another_had_reserved_it_is_kept(tmp_path: Path) -> None:
+    promise = Promise()
+    future = promise.get_future()
+    ready = str(tmp_path / "ready")
+    os.mkfifo(ready)
+    with Peer() as giver, Peer() as reserver, Peer() as heir:
+        giver.call(producers.hold, promise)
+        reserver.start(producers.set_on_a_stuck_stream, promise, ready)
+        with open(ready):
+            pass
+        pickled = giver.call(producers.dump_held)
+        giver.call(producers.release)
+        reserver.kill()
+        until(promise.is_pending)
+        heir.call(producers.load_and_set, pickled, 3.0)
+        assert future.wait(LIMIT_MS).item() == 3.0
 
 
 def test_tokens_full_of_garbage_harm_neither_end() -> None:

@@ -14,7 +14,7 @@ import accelerators
 import producers
 import pytest
 import torch
-from helpers import check_python, until
+from helpers import check_python, run_python, until
 from network_group import Group, Two, Worker, free_port, stop
 from peer import Peer
 
@@ -28,7 +28,7 @@ Promise = dtorch_ops.TensorPromise
 
 @pytest.fixture(scope="module")
 def group() -> Iterator[Group]:
-    made = Group(workers=12)
+    made = Group(workers=15)
     yield made
     made.close()
 
@@ -126,6 +126,43 @@ def test_an_error_says_why_neither_way_leads_there(token_of_the_dead: str) -> No
         assert "shared memory" in said and "where it was pickled" in said
         said = without.call(producers.refusals, f"{token_of_the_dead}@somebody@uv://127.0.0.1:1")
         assert "shared memory" in said and "not initialised here" in said and "'somebody'" in said
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda token: token + ";",
+        lambda token: token + "\n",
+        lambda token: token * 2,
+        lambda token: token + token[token.index("@") :],
+        lambda token: token[: token.index("://")],
+        lambda token: token[: token.rindex(":") + 1],
+        lambda token: token[: token.index("=") + 1],
+        lambda token: token.replace("=", "=@"),
+        lambda token: token.replace("uv:", "\udc80:"),
+        lambda token: "=",
+    ],
+    ids=["junk", "line", "twice", "address", "cut", "port", "nobody", "nameless", "bytes", "empty"],
+)
+def test_a_token_that_was_damaged_is_a_value_error(
+    group: Group, change: Callable[[str], str]
+) -> None:
+    promise, future = pending(mode="network")
+    with Peer() as elsewhere, pytest.raises(AssertionError, match=r"(Value|UnicodeEncode)Error"):
+        elsewhere.call(producers.from_token_of_a_group, change(promise.token()))
+    promise.set_value(torch.ones(1))
+    assert future.wait(0).item() == 1.0
+
+
+def test_what_is_shown_of_a_promise_asks_nobody(worker: Worker, mortal: Worker) -> None:
+    promise, _ = pending()
+    assert worker.call(producers.shown, promise) == "<TensorPromise of worker 'owner'>"
+    pickled = mortal.call(producers.make_promise_named, mortal.name)
+    theirs = pickle.loads(pickled)[0]
+    mortal.kill()
+    assert repr(theirs) == f"<TensorPromise of worker '{mortal.name}'>"
+    with pytest.raises(BrokenPromiseError):
+        theirs.is_pending()
 
 
 def test_an_unknown_worker_is_named(worker: Worker, token_of_the_dead: str) -> None:
@@ -367,6 +404,20 @@ def test_a_worker_that_gives_no_sign_is_lost(mortal: Worker, soon: None) -> None
     assert mortal.call(producers.set_held) == "PromiseAlreadySatisfiedError"
 
 
+@pytest.mark.parametrize("size", [3, 1 << 24])
+def test_a_worker_that_gives_no_sign_is_lost_while_a_value_is_on_its_way_to_it(
+    mortal: Worker, soon: None, size: int
+) -> None:
+    promise, future = pending()
+    mortal.call(producers.hold, promise)
+    theirs = pickle.loads(mortal.call(producers.make_promise_named, mortal.name))[0]
+    stop(mortal.process.pid)
+    with pytest.raises(BrokenPromiseError, match="no sign for 1 s"):
+        theirs.set_value(torch.ones(size))
+    with pytest.raises(BrokenPromiseError, match="no sign for 1 s"):
+        future.wait(LIMIT_MS)
+
+
 def test_a_slow_worker_is_not_lost(worker: Worker, soon: None) -> None:
     promise, future = pending()
     worker.start(producers.set_after_holding_the_lock, promise, 2500)
@@ -420,21 +471,24 @@ def test_the_owner_gives_no_sign(two: Two) -> None:
     assert "nobody may be left" in said
 
 
-def test_a_set_that_is_interrupted_is_still_a_set(two: Two) -> None:
+def test_a_small_value_whose_set_is_interrupted_arrives(two: Two) -> None:
     """It was said, though not acknowledged."""
     two.held()
     stop(two.owner.process.pid)
-    assert two.worker.call(producers.error_of_interrupted_set, False) == "KeyboardInterrupt"
+    assert two.worker.call(producers.error_of_interrupted_set, "small") == "KeyboardInterrupt"
     os.kill(two.owner.process.pid, signal.SIGCONT)
     assert two.owner.call(producers.sums_of_made) == [6.0]
 
 
-def test_a_promise_whose_reservation_is_interrupted_can_still_be_set(two: Two) -> None:
-    """It was reserved, for nobody who would know of it."""
+@pytest.mark.parametrize("kind", ["large", "on an accelerator"])
+def test_a_promise_whose_set_is_interrupted_before_its_value_was_there_can_be_set(
+    two: Two, kind: str
+) -> None:
+    """The tensor is the caller's again, who may write to it: no part of it is a value."""
     two.held()
     two.owner.call(producers.listen_to_log)
     stop(two.owner.process.pid)
-    assert two.worker.call(producers.error_of_interrupted_set, True) == "KeyboardInterrupt"
+    assert two.worker.call(producers.error_of_interrupted_set, kind) == "KeyboardInterrupt"
     os.kill(two.owner.process.pid, signal.SIGCONT)
     two.owner.call(producers.await_log, "has reserved a promise")
     two.owner.call(producers.await_log, "gives a promise back")
@@ -502,6 +556,90 @@ def test_all_shut_down_whoever_had_to_do_with_promises() -> None:
     )
 
 
+def test_an_owner_may_exit_without_a_shutdown_as_it_is_asked_and_told() -> None:
+    said = run_python(
+        """
+        import pickle
+        from torch.distributed import rpc
+
+        def flood(pickled):
+            begun = threading.Barrier(5)
+
+            def ask():
+                promise = pickle.loads(pickled)
+                promise.is_pending()
+                begun.wait()
+                try:
+                    while True:
+                        promise.is_pending()
+                except dtorch_ops.BrokenPromiseError:
+                    over.release()
+
+            for _ in range(4):
+                threading.Thread(target=ask, daemon=True).start()
+            begun.wait()
+
+        def run(rank, port):
+            rpc._init_counter = 0
+            dtorch_ops.network.init(
+                rank=rank, world_size=2, init_method=f"tcp://127.0.0.1:{port}", interface="lo"
+            )
+            if rank == 0:
+                promise = dtorch_ops.TensorPromise("network")
+                rpc.rpc_sync("worker1", flood, (pickle.dumps(promise),))
+                sys.exit()  # all that Python does at its end
+            for _ in range(4):
+                assert over.acquire(timeout=30)
+            os._exit(0)
+
+        over = threading.Semaphore(0)
+        port = sys.argv[1]
+        children = []
+        for rank in range(2):
+            child = os.fork()
+            if child == 0:
+                run(rank, port)
+            children.append(child)
+        print([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children])
+        """,
+        args=(str(free_port()),),
+    )
+    assert said.stdout == "[0, 0]\n", said.stderr
+
+
+@pytest.mark.parametrize(
+    ("argument", "expected"),
+    [
+        ({"rank": 2}, "rank: expected 0 to 1, for 2 workers, got 2"),
+        ({"rank": -1}, "rank: expected 0 to 1, for 2 workers, got -1"),
+        ({"rank": 0, "init_method": "127.0.0.1:1"}, "init_method: expected 'env://' or 'tcp://"),
+        ({"rank": 0, "interface": "nope0"}, "interface: expected one of lo.*, got 'nope0'"),
+    ],
+    ids=["rank", "negative", "init_method", "interface"],
+)
+def test_init_says_what_is_wrong_and_leaves_nothing(
+    argument: dict[str, Any], expected: str
+) -> None:
+    said = check_python(
+        """
+        before = dict(os.environ), dtorch_ops.network.lost_after()
+        try:
+            dtorch_ops.network.init(world_size=2, lost_after=5, **eval(sys.argv[1]))
+        except ValueError as error:
+            print(error)
+        assert (dict(os.environ), dtorch_ops.network.lost_after()) == before
+        """,
+        args=(repr({"init_method": "tcp://127.0.0.1:1"} | argument),),
+    )
+    assert re.match(expected, said), said
+
+
+@pytest.mark.parametrize("wrong", ["5", None])
+def test_a_limit_is_a_number(wrong: Any) -> None:
+    with pytest.raises(TypeError, match="seconds: expected a number, got"):
+        network.set_lost_after(wrong)
+
+
 # ---- Accelerators -------------------------------------------------------------------------------
 
 
@@ -565,6 +703,15 @@ def test_a_reserved_promise_of_a_worker_that_dies_is_left_to_those_who_hold_it_t
     assert worker.call(producers.set_held) == "none"
     assert future.wait(LIMIT_MS).item() == 0.0
     worker.call(producers.release)
+
+
+def test_a_device_that_is_not_there_is_said_in_a_line(worker: Worker) -> None:
+    promise = Promise(device="xpu")
+    future = promise.get_future()
+    worker.call(producers.set_full, promise, 1.0)
+    with pytest.raises(dtorch_ops.DTorchError, match="expected a device that") as raised:
+        future.wait(LIMIT_MS)
+    assert "\n" not in str(raised.value) and len(str(raised.value)) < 200
 
 
 def test_rpc_may_be_initialised_again(two: Two) -> None:

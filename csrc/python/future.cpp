@@ -103,9 +103,10 @@ Handle& HandleOf(PyObject* self) {
 Wrapper& WrapperOf(py::handle object, const char* what) {
   Wrapper* wrapper = nullptr;
   if (PyObject_TypeCheck(object.ptr(), wrapper_type)) wrapper = NativeValue<Wrapper>(object.ptr());
-  TORCH_CHECK_TYPE(wrapper, what, ": expected a torch future, got ",
-                   Py_TYPE(object.ptr())->tp_name);
-  return *wrapper;
+  if (wrapper) return *wrapper;
+  const bool is_of_another_engine = py::hasattr(object, "add_done_callback");
+  TORCH_CHECK_TYPE(false, what, ": expected a torch future, got ", Py_TYPE(object.ptr())->tp_name,
+                   is_of_another_engine ? ": dtorch_ops.from_future(it) is one" : "");
 }
 
 c10::IValue ValueOfTree(const FuturePtr& future, PyObject* tree) {

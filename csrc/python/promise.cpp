@@ -114,7 +114,10 @@ struct PromiseMethods {
     return Guarded([&] {
       TORCH_CHECK_TYPE(PyUnicode_Check(token), "token: expected a string, got ",
                        Py_TYPE(token)->tp_name);
-      auto state = State::FromToken(py::cast<std::string>(token));
+      Py_ssize_t size = 0;
+      const char* text = PyUnicode_AsUTF8AndSize(token, &size);
+      if (!text) throw py::error_already_set();  // UnicodeEncodeError, which is a ValueError
+      auto state = State::FromToken(std::string(text, static_cast<size_t>(size)));
       auto self = py::reinterpret_steal<py::object>(
           py::detail::make_new_instance(reinterpret_cast<PyTypeObject*>(type)));
       Own(self.ptr(), std::move(state));
@@ -145,6 +148,10 @@ struct PromiseMethods {
 
   static PyObject* IsPending(PyObject* self, PyObject*) {
     return Guarded([&] { return PyBool_FromLong(StateOf(self).is_pending()); });
+  }
+
+  static PyObject* Describe(PyObject* self, PyObject*) {
+    return Guarded([&] { return py::str(StateOf(self).ToString()).release().ptr(); });
   }
 };
 
@@ -223,29 +230,45 @@ constexpr char kSetExceptionDoc[] =
     "set_exception($self, exception, /)\n--\n\n"
     "Fail the future with ``exception``, an instance. Every read of the future raises a fresh\n"
     "exception of the same type, with its args and the text of its traceback.\n\n"
-    "Raises PromiseAlreadySatisfiedError if the promise was set or cancelled before.\n";
+    "Raises PromiseAlreadySatisfiedError if the promise was set, cancelled or broken before,\n"
+    "BrokenPromiseError if the process that made it is gone. As ``set_value``, it waits for the\n"
+    "answer of another machine's.\n";
 constexpr char kGetFutureDoc[] =
     "get_future($self, /)\n--\n\n"
-    "The future of this promise. Each call gives a handle of its own.\n";
+    "The future of this promise. Each call gives a handle of its own.\n\n"
+    "Raises DTorchError where the promise was unpickled: its future stays with its maker.\n";
 constexpr char kCancelDoc[] =
     "cancel($self, /)\n--\n\n"
-    "Fail the future with concurrent.futures.CancelledError; a later set_value is told so.\n"
-    "False if the promise was set or cancelled before.\n";
+    "Fail the future with concurrent.futures.CancelledError; a later set_value is told so.\n\n"
+    "Returns False if the promise was set, cancelled or broken before, or its value is on its "
+    "way.\n"
+    "Raises DTorchError where the promise was unpickled: only its maker cancels it.\n";
 constexpr char kTokenDoc[] =
     "token($self, /)\n--\n\n"
-    "Text of about 100 characters that stands for this promise in another process of this "
-    "machine:\n"
-    "``from_token`` makes a promise of it there. What pickling sends; for a command line, say.\n\n"
-    "Raises DTorchError for mode 'memory', PromiseAlreadySatisfiedError if it is fulfilled.\n";
+    "Text of at most 300 characters that stands for this promise in another process:\n"
+    "``from_token`` makes a promise of it there, on this machine or, where\n"
+    "``torch.distributed.rpc`` is initialised, on another one. What pickling sends; for a command\n"
+    "line, say.\n\n"
+    "Raises DTorchError for mode 'memory', and for mode 'network' without RPC;\n"
+    "PromiseAlreadySatisfiedError if it is fulfilled.\n";
 constexpr char kFromTokenDoc[] =
     "from_token($type, token, /)\n--\n\n"
     "The promise that ``token()`` of another process stands for. This process is a producer of it\n"
-    "then: if it ends, or drops the promise, unset, the future fails with BrokenPromiseError.\n\n"
-    "Raises DTorchError, which says why, if that process cannot be reached.\n";
+    "then: if it ends, or drops the promise, unset, and no other one has it, the future fails "
+    "with\n"
+    "BrokenPromiseError.\n\n"
+    "Raises ValueError if ``token`` is none, DTorchError, which says why, if that process cannot "
+    "be\n"
+    "reached.\n";
 constexpr char kAdoptDoc[] =
     "_adopt($self, /)\n--\n\nIn a forked child that was given the promise: be a producer of it.\n";
 constexpr char kIsPendingDoc[] =
-    "is_pending($self, /)\n--\n\nTrue until the promise is set or cancelled.\n";
+    "is_pending($self, /)\n--\n\n"
+    "Whether it can be set now. False once it was set, cancelled or broken, and while the value "
+    "of\n"
+    "another producer is on its way; True again if that one dies before it has come.\n\n"
+    "A promise of another machine's asks there, and blocks for it: BrokenPromiseError if that is\n"
+    "not to be reached.\n";
 
 PyMethodDef tensor_methods[] = {
     {"__new__", AsCFunction(TensorMethods::NewByName), METH_VARARGS | METH_KEYWORDS | METH_STATIC,
@@ -255,11 +278,13 @@ PyMethodDef tensor_methods[] = {
      "set_value($self, value, /)\n--\n\n"
      "Complete the future with the tensor ``value``; its callbacks run in this thread.\n\n"
      "In one process the tensor itself arrives, differentiable.\n\n"
-     "Raises PromiseAlreadySatisfiedError if the promise was set or cancelled before, TypeError\n"
-     "for anything but a tensor, which leaves the promise pending. A tensor that cannot be sent "
-     "to\n"
-     "another process, one without plain elements or one for which there is no room, raises an\n"
-     "error that says what to do, and the future fails with the same.\n"},
+     "For a promise of another machine's it blocks until that has answered.\n\n"
+     "Raises PromiseAlreadySatisfiedError if the promise was set, cancelled or broken before,\n"
+     "BrokenPromiseError if the process that made it is gone, TypeError for anything but a "
+     "tensor,\n"
+     "which leaves the promise pending. A tensor that cannot be sent to another process, one\n"
+     "without plain elements or one for which there is no room, raises an error that says what to\n"
+     "do, and the future fails with the same.\n"},
     {"_empty", EmptyTensor, METH_VARARGS, "empty(size, dtype)"},
     {"_adopt", TensorMethods::Adopt, METH_NOARGS, kAdoptDoc},
     {"set_exception", TensorMethods::SetException, METH_O, kSetExceptionDoc},
@@ -268,6 +293,7 @@ PyMethodDef tensor_methods[] = {
     {"from_token", TensorMethods::FromToken, METH_O | METH_CLASS, kFromTokenDoc},
     {"cancel", TensorMethods::Cancel, METH_NOARGS, kCancelDoc},
     {"is_pending", TensorMethods::IsPending, METH_NOARGS, kIsPendingDoc},
+    {"_describe", TensorMethods::Describe, METH_NOARGS, "_describe($self, /)"},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -277,8 +303,11 @@ PyMethodDef void_methods[] = {
     {"__init__", AsCFunction(VoidMethods::Init), METH_VARARGS | METH_KEYWORDS, kInitDoc},
     {"set_value", SetNothing, METH_NOARGS,
      "set_value($self, /)\n--\n\n"
-     "Complete the future; its callbacks run in this thread.\n\n"
-     "Raises PromiseAlreadySatisfiedError if the promise was set or cancelled before.\n"},
+     "Complete the future; its callbacks run in this thread. For a promise of another machine's "
+     "it\n"
+     "blocks until that has answered.\n\n"
+     "Raises PromiseAlreadySatisfiedError if the promise was set, cancelled or broken before,\n"
+     "BrokenPromiseError if the process that made it is gone.\n"},
     {"_adopt", VoidMethods::Adopt, METH_NOARGS, kAdoptDoc},
     {"set_exception", VoidMethods::SetException, METH_O, kSetExceptionDoc},
     {"get_future", GetVoidFuture, METH_NOARGS, kGetFutureDoc},
@@ -286,6 +315,7 @@ PyMethodDef void_methods[] = {
     {"from_token", VoidMethods::FromToken, METH_O | METH_CLASS, kFromTokenDoc},
     {"cancel", VoidMethods::Cancel, METH_NOARGS, kCancelDoc},
     {"is_pending", VoidMethods::IsPending, METH_NOARGS, kIsPendingDoc},
+    {"_describe", VoidMethods::Describe, METH_NOARGS, "_describe($self, /)"},
     {nullptr, nullptr, 0, nullptr},
 };
 

@@ -99,7 +99,7 @@
 # define GENERATIONS 2
 # define WAITERS 2
 # define ATTACHED
-#elif defined(HANDOVER)  // a producer passes its token on to another process
+#elif defined(HANDOVER)  // a producer passes its token on; the owner's process may have a claim
 # define PRODUCERS 2
 # define COARSE
 # define GENERATIONS 1
@@ -342,9 +342,15 @@ inline Hold(g) {
 
 #define IS_PENDING(g) (word_state == PENDING && word_gen == g)
 
+#ifdef BUG_HANDOVER_IF_PENDING
+# define CAN_HAND_OVER(g) IS_PENDING(g)
+#else
+# define CAN_HAND_OVER(g) (word_gen == g && word_state != FREE)
+#endif
+
 inline HandOver(g) {
   if
-  :: IS_PENDING(g) ->
+  :: CAN_HAND_OVER(g) ->
 #ifdef BUG_HANDOVER_COUNTED_FIRST
     handovers_as_seen = 0;
 #endif
@@ -1025,7 +1031,7 @@ inline ClaimAtHome(g) {
 
 proctype Owner() {
   Allocate(1);
-#ifdef HOME
+#if defined(HOME) || defined(HANDOVER)
   ClaimAtHome(1);
 #endif
 #if defined(MUST_RETRACT)

@@ -812,6 +812,22 @@ void AForkedChild() {
   EXPECT(future.Get().item<float>() == 1);
 }
 
+void ForksOfSeveralThreadsAtOnce() {
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([] {
+      for (int round = 0; round < 50; ++round) {
+        const pid_t child = fork();
+        if (child == 0) _exit(0);
+        int status = 0;
+        EXPECT(waitpid(child, &status, 0) == child);
+        EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
 void AForkedChildFulfils() {
   const TensorPromise promise;
   const VoidPromise done;
@@ -967,6 +983,7 @@ const std::vector<std::pair<const char*, void (*)()>> kTests = {
     TEST(ManyThreadsWaitForOnePromise),
     TEST(AForkedChild),
     TEST(AForkedChildFulfils),
+    TEST(ForksOfSeveralThreadsAtOnce),
     TEST(HostEndsAWait),
     TEST(OperatorsRefuseWhatTheyMust),
     TEST(OperatorsFromManyThreads),

@@ -18,6 +18,7 @@ def make(devices: int, in_bad_fork: object, is_initialized: object) -> types.Mod
         "device_count": lambda: devices,
         "is_available": lambda: True,
         "is_initialized": is_initialized,
+        "init": lambda: None,  # its first use does that
         "current_device": torch.accelerator.current_device_index,
         "set_device": torch.accelerator.set_device_index,
         "current_stream": torch.accelerator.current_stream,

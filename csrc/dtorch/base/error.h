@@ -17,14 +17,14 @@ class DTORCH_API DTorchError : public std::runtime_error {
   ~DTorchError() override;  // out of line: one typeinfo for all libraries that catch it
 };
 
-/// The producer is gone without having set a value.
+/// All who could set the value are gone; or, for whoever sets it, the process that waits is.
 class DTORCH_API BrokenPromiseError : public DTorchError {
  public:
   using DTorchError::DTorchError;
   ~BrokenPromiseError() override;
 };
 
-/// The promise has been fulfilled (or cancelled) before.
+/// The promise has been fulfilled, cancelled or broken before.
 class DTORCH_API PromiseAlreadySatisfiedError : public DTorchError {
  public:
   using DTorchError::DTorchError;

@@ -229,8 +229,9 @@ class FileBackend final : public Backend {
   }
 
   bool IsHome(const std::string& text) override {
+    const shm::Token token = Parse(text);
     const Service* service = Service::GetIfAny();
-    return service && service->address() == Parse(text).mailbox;
+    return service && service->address() == token.mailbox;
   }
 
   Imported Import(const std::string& text, bool has_value) override {

@@ -332,7 +332,7 @@ void Service::Deliver(shm::Mailbox::Event event) {
           deliver(reservation, std::move(value), device, WantedDevice(future));
         } catch (const std::exception& error) {
           if (reservation) {
-            SetErrorOf(*reservation, std::make_exception_ptr(DTorchError(error.what())));
+            SetErrorOf(*reservation, std::make_exception_ptr(DTorchError(TextOf(error))));
           }
         }
       }
@@ -350,7 +350,7 @@ void Service::Deliver(shm::Mailbox::Event event) {
       throw std::runtime_error("what the producer published is not what was promised");
     }
   } catch (const std::exception& error) {
-    CompleteWithError(future, std::make_exception_ptr(DTorchError(error.what())));
+    CompleteWithError(future, std::make_exception_ptr(DTorchError(TextOf(error))));
   }
 }
 

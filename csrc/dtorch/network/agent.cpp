@@ -109,8 +109,9 @@ class Agent::Incoming final : public rpc::RequestCallback {
     // Those that tensors of devices were received on.
     const c10::MultiStreamGuard guard(streams);
     auto replied = c10::make_intrusive<rpc::JitFuture>(c10::AnyClassType::get());
+    const FuturePtr answer = Answer(message);
     owed_->Add(1);
-    Answer(message)->addCallback([replied, owed = owed_](c10::ivalue::Future& answered) {
+    answer->addCallback([replied, owed = owed_](c10::ivalue::Future& answered) {
       if (answered.hasError()) {
         replied->setError(answered.exception_ptr());
       } else {
@@ -192,8 +193,13 @@ FuturePtr Agent::Send(const Peer& to, Request request, int64_t timeout_ms,
       agent_->updateGroupMembership(info, {}, {}, /*isJoin=*/true);
       peers_->ids.emplace(to.address, id);
     }
-    sent =
-        agent_->send(info, std::move(message), static_cast<float>(timeout_ms) / 1000.f, device_map);
+    try {
+      sent = agent_->send(info, std::move(message), static_cast<float>(timeout_ms) / 1000.f,
+                          device_map);
+    } catch (...) {
+      if (first) peers_->ids.erase(to.address);
+      throw;
+    }
   }
   return sent->then(
       [peers = peers_, address = to.address, id](c10::ivalue::Future& answered) {

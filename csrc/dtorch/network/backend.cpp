@@ -116,7 +116,11 @@ Request RequestOf(const c10::IValue& value, c10::Device from, c10::Device on = c
 class Claim final : public Reservation {
  public:
   Claim(const Target& target, std::optional<c10::Device> device)
-      : target_(target), device_(device.value_or(c10::kCPU)), number_(Reserve(target)) {}
+      : target_(target), device_(device.value_or(c10::kCPU)), number_(Reserve(target, {})) {}
+  // Sends a value along. It counts behind SetValueSent(), by when it has arrived. Nothing can call
+  // it back before that, and if the caller is interrupted it may write to the elements meanwhile.
+  Claim(const Target& target, Request value)
+      : target_(target), device_(c10::kCPU), number_(Reserve(target, std::move(value))) {}
   ~Claim() override {
     if (is_over_ || target_.generation != ForkGeneration()) return;
     Abandon(target_, number_);
@@ -132,6 +136,7 @@ class Claim final : public Reservation {
     }
     Ask(RequestOf(value, device_, on));
   }
+  void SetValueSent() { Ask({.verb = Verb::kSet}); }
   void SetError(std::exception_ptr error) override { Ask(RequestOf(error)); }
   bool RunsCallbacks() const override { return false; }
   bool SendsFrom(c10::Device device) const override {
@@ -139,8 +144,9 @@ class Claim final : public Reservation {
   }
 
  private:
-  static int64_t Reserve(const Target& target) {
-    const FuturePtr replied = target.Say({.verb = Verb::kReserve}, /*timeout_ms=*/0);
+  static int64_t Reserve(const Target& target, Request request) {
+    request.verb = Verb::kReserve;
+    const FuturePtr replied = target.Say(std::move(request), /*timeout_ms=*/0);
     try {
       return std::stoll(Target::Fulfilled(target.Await(replied)).text);
     } catch (...) {
@@ -163,6 +169,10 @@ class Claim final : public Reservation {
   }
 
   void Ask(Request request) {
+    if (is_over_) {
+      throw DTorchError("expected a promise that is still to be fulfilled, got one for which " +
+                        Called(target_.peer) + " was sent a value before");
+    }
     request.number = number_;
     is_over_ = true;
     target_.AskOnce(std::move(request));
@@ -223,7 +233,12 @@ class End final : public ProducerEnd {
         throw;
       }
     }
-    Fulfil(RequestOf(value, c10::kCPU));
+    Request request = RequestOf(value, c10::kCPU);
+    if (request.HasFreight()) {
+      Claim(target_, std::move(request)).SetValueSent();
+    } else {
+      Fulfil(std::move(request));
+    }
   }
   void SetError(const std::exception_ptr& error) override { Fulfil(RequestOf(error)); }
 
@@ -234,6 +249,7 @@ class End final : public ProducerEnd {
   bool IsPending() const override {
     return target_.Ask({.verb = Verb::kLook}).status == Reply::Status::kDone;
   }
+  std::string WhoKnows() const override { return Called(target_.peer); }
   at::Tensor Lend(at::IntArrayRef size, c10::ScalarType dtype) override {
     return at::empty(size, at::TensorOptions().dtype(dtype));
   }

@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -28,13 +29,33 @@ std::string_view BytesOf(const at::Tensor& bytes) {
   return {static_cast<const char*>(bytes.const_data_ptr()), static_cast<size_t>(bytes.numel())};
 }
 
+// TRANSPORT://HOST:PORT, where the host may be a number in brackets.
+bool IsAddress(std::string_view text) {
+  const size_t scheme = text.find("://");
+  const size_t port = text.rfind(':');
+  if (scheme == std::string_view::npos || port <= scheme + 3 || port + 1 >= text.size()) {
+    return false;
+  }
+  const auto all_of = [&](size_t from, size_t to, const char* others, bool letters) {
+    return std::all_of(text.begin() + from, text.begin() + to, [&](char c) {
+      const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+      return (c >= '0' && c <= '9') || (letters && letter) || std::strchr(others, c) != nullptr;
+    });
+  };
+  return all_of(0, scheme, "_", true) && all_of(scheme + 3, port, "_-.:[]%", true) &&
+         all_of(port + 1, text.size(), "", false);
+}
+
 }  // namespace
 
 Peer Peer::FromText(const std::string& text) {
   const size_t at = text.find('@');
-  TORCH_CHECK_VALUE(at != std::string::npos && at > 0 && at + 1 < text.size(),
-                    "token: expected a worker of torch.distributed.rpc and its address, got '",
-                    text, "': was it made by this version of dtorch_ops?");
+  const bool is_whole = at != std::string::npos && at > 0 && IsAddress(text.substr(at + 1));
+  TORCH_CHECK_VALUE(is_whole,
+                    "token: expected the name of a worker of torch.distributed.rpc and its "
+                    "address, as NAME@uv://HOST:PORT, got '",
+                    text.substr(0, 200),
+                    "': was it cut off, or changed, or made by another version of dtorch_ops?");
   return {text.substr(0, at), text.substr(at + 1)};
 }
 

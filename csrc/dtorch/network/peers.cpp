@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
 #include <mutex>
 #include <sstream>
 #include <unordered_map>
@@ -58,11 +59,18 @@ std::string Limit() {
   return text.str();
 }
 
-bool WasHeard(const std::string& peer, Clock::time_point since) {
+// How long it may still be silent before it counts as lost, in milliseconds: since it was last
+// heard, or `since`.
+int64_t MayBeSilent(const std::string& peer, Clock::time_point since = {}) {
   Peers& peers = GetPeers();
-  std::lock_guard<std::mutex> lock(peers.mutex);
-  const auto it = peers.heard.find(peer);
-  return it != peers.heard.end() && it->second >= since;
+  {
+    std::lock_guard<std::mutex> lock(peers.mutex);
+    const auto it = peers.heard.find(peer);
+    if (it != peers.heard.end()) since = std::max(since, it->second);
+  }
+  using std::chrono::milliseconds;
+  const auto silent = std::chrono::duration_cast<milliseconds>(Clock::now() - since);
+  return GetLostAfterMs() - silent.count();
 }
 
 std::string WhyLost(const std::string& peer, const FuturePtr& failed) {
@@ -115,33 +123,41 @@ void OrLost(const Watching& watch, const Body& body) {
   }
 }
 
-void Ask(const Watching& watch);
+void Ask(const Watching& watch, int64_t limit);
 
 void OnAnswer(const Watching& watch, const FuturePtr& answer) {
   const std::string& peer = watch.peer;
   if (watch.IsOver()) return;
   if (answer->hasError()) {
-    // What is large holds up what is behind it, on a slow line.
-    const auto since = Clock::now() - std::chrono::milliseconds(GetLostAfterMs());
-    if (IsTimeout(answer) && (ValuesOnTheWayTo(peer) > 0 || WasHeard(peer, since))) {
-      return Ask(watch);
-    }
-    return Lose(watch, WhyLost(peer, answer));
+    // What it asks itself, or says, is a sign as well.
+    const int64_t left = IsTimeout(answer) ? MayBeSilent(peer) : 0;
+    return left > 0 ? Ask(watch, left) : Lose(watch, WhyLost(peer, answer));
   }
+  HeardFrom(peer);
   const Reply reply = Reply::FromText(answer->value().toStringRef());
   if (reply.status != Reply::Status::kDone) {
     return Lose(watch, Called(peer) + " " + reply.text);
   }
-  Ask(watch);
+  Ask(watch, GetLostAfterMs());
 }
 
-void Ask(const Watching& watch) {
-  const int64_t limit = GetLostAfterMs();
+void Ask(const Watching& watch, int64_t limit) {
   Request beat{.verb = Verb::kBeat, .sender = Present(), .number = limit / 4};
   if (beat.sender.empty()) return;  // this process has left
   Call(watch.peer, std::move(beat), limit)->addCallback([watch](c10::ivalue::Future& answered) {
     OrLost(watch, [&] { OnAnswer(watch, FuturePtr::reclaim_copy(&answered)); });
   });
+}
+
+// The agents end then (rpc.cpp), and wait for what they owe.
+void StopAtExit() {
+  static const bool once [[maybe_unused]] = [] {
+    std::atexit([] {
+      Leave();
+      StopAnswering();
+    });
+    return true;
+  }();
 }
 
 }  // namespace
@@ -160,7 +176,8 @@ void Watch(const std::string& peer) {
     if (!begins) return;
     watch.number = ++peers.next_watch;
   }
-  OrLost(watch, [&] { Ask(watch); });
+  HeardFrom(peer);  // which has just held something, or answered
+  OrLost(watch, [&] { Ask(watch, GetLostAfterMs()); });
 }
 
 void HeardFrom(const std::string& sender) {
@@ -176,6 +193,7 @@ void HeardFrom(const std::string& sender) {
 }
 
 FuturePtr AnswerLater(int64_t after_ms) {
+  StopAtExit();
   auto answer = c10::make_intrusive<c10::ivalue::Future>(c10::StringType::get());
   Peers& peers = GetPeers();
   uint64_t number = 0;
@@ -219,10 +237,9 @@ void StopAnswering() {
 void WaitFor(const FuturePtr& reply, const std::string& peer) {
   const auto start = Clock::now();
   for (;;) {
-    const int64_t limit = GetLostAfterMs();
-    if (WaitUntil(reply, Deadline::AfterMs(std::clamp<int64_t>(limit / 4, 1, 1000)))) break;
-    const auto since = Clock::now() - std::chrono::milliseconds(limit);
-    if (start < since && !WasHeard(peer, since)) {
+    const int64_t left = MayBeSilent(peer, start);
+    if (WaitUntil(reply, Deadline::AfterMs(std::clamp<int64_t>(left, 0, 1000)))) break;
+    if (MayBeSilent(peer, start) <= 0) {
       throw BrokenPromiseError(
           Called(peer) + ", which waits for the promise, has given no sign for " + Limit() +
           " (dtorch_ops.network.set_lost_after): nobody may be left to take the value");

@@ -15,6 +15,7 @@
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <exception>
 #include <memory>
 #include <mutex>
@@ -39,8 +40,7 @@ struct State {
   std::shared_ptr<Agent> freight;                                  // or none, so far
   std::unordered_map<std::string, std::string> freight_addresses;  // by peer
   std::weak_ptr<rpc::RpcAgent> left;
-  std::unordered_map<std::string, int64_t> on_the_way;  // values, by peer
-  int64_t unanswered = 0;                               // but for beats
+  int64_t unanswered = 0;  // but for beats
   std::condition_variable answered;
 };
 State* state = new State;  // leaked on purpose: the agent's threads may outlive everything
@@ -77,7 +77,9 @@ AgentPtr CurrentAgent() {
 }
 
 const bool registered [[maybe_unused]] = [] {
-  static AgentPtr* of_parent = nullptr;  // leaked on purpose: to end it here would wait for threads
+  // Of the thread that forks: several may at once. In the child it is leaked on purpose: to end the
+  // agent there would wait for its threads.
+  static thread_local AgentPtr* of_parent = nullptr;
   OnFork({.prepare = [] { of_parent = new AgentPtr(CurrentAgent()); },
           .parent =
               [] {
@@ -108,22 +110,6 @@ std::shared_ptr<const void> CountUnanswered() {
   return {&state, [](State* counting) {
             std::lock_guard<std::mutex> lock(counting->mutex);
             if (--counting->unanswered == 0) counting->answered.notify_all();
-          }};
-}
-
-// A value is on its way to `peer` as long as there is a copy of this.
-std::shared_ptr<const void> CountValue(const std::string& peer) {
-  State& state = GetState();
-  {
-    std::lock_guard<std::mutex> lock(state.mutex);
-    ++state.on_the_way[peer];
-  }
-  return {&state, [peer](State* counting) {
-            std::lock_guard<std::mutex> lock(counting->mutex);
-            const auto it = counting->on_the_way.find(peer);
-            if (it != counting->on_the_way.end() && --it->second == 0) {
-              counting->on_the_way.erase(it);
-            }
           }};
 }
 
@@ -167,7 +153,19 @@ void StopElsewhere(std::vector<std::shared_ptr<Agent>> agents) {
   }
 }
 
+// Their threads must not meet what static destructors have taken down.
+void StopAtExit() {
+  static const bool once [[maybe_unused]] = [] {
+    std::atexit([] {
+      Leave();
+      Close();
+    });
+    return true;
+  }();
+}
+
 void StartBeside(const AgentPtr& of_user) {
+  StopAtExit();
   State& state = GetState();
   auto agent = std::make_shared<Agent>(TensorPipe(of_user), Agent::Carries::kMessages, handler);
   std::vector<std::shared_ptr<Agent>> needless;
@@ -298,9 +296,13 @@ void Forget(const std::string& peer) {
     if (!node || !freight) return;
     address = std::move(node.mapped());
   }
-  // A connection that has nothing to say does not notice that it was closed.
-  freight->Send({Peer::FromText(peer).name, address}, {.verb = Verb::kBeat}, /*timeout_ms=*/1000,
-                {});
+  try {
+    // A connection that has nothing to say does not notice that it was closed.
+    freight->Send({Peer::FromText(peer).name, address}, {.verb = Verb::kBeat},
+                  /*timeout_ms=*/1000, {});
+  } catch (const std::exception&) {
+    // It stays until this process leaves.
+  }
 }
 
 void Close() {
@@ -332,7 +334,6 @@ FuturePtr Call(const std::string& peer, Request request, int64_t timeout_ms) {
   State& state = GetState();
   try {
     const auto unanswered = request.verb == Verb::kBeat ? nullptr : CountUnanswered();
-    const auto value = request.bytes.defined() ? CountValue(peer) : nullptr;
     const Peer to = Peer::FromText(peer);
     const bool has_freight = request.HasFreight();
     std::shared_ptr<Agent> messages;
@@ -359,7 +360,7 @@ FuturePtr Call(const std::string& peer, Request request, int64_t timeout_ms) {
                         },
                         c10::StringType::get());
     }
-    if (unanswered) replied->addCallback([unanswered, value](c10::ivalue::Future&) {});
+    if (unanswered) replied->addCallback([unanswered](c10::ivalue::Future&) {});
     return replied;
   } catch (const std::exception&) {
     return FailedFuture(std::current_exception());
@@ -376,13 +377,6 @@ bool SendsFrom(c10::Device device, const std::string& peer) {
 
 bool IsTimeout(const FuturePtr& failed) {
   return failed->hasError() && rpc::getRPCErrorType(*failed) == rpc::RPCErrorType::TIMEOUT;
-}
-
-int64_t ValuesOnTheWayTo(const std::string& peer) {
-  State& state = GetState();
-  std::lock_guard<std::mutex> lock(state.mutex);
-  const auto it = state.on_the_way.find(peer);
-  return it == state.on_the_way.end() ? 0 : it->second;
 }
 
 }  // namespace dtorch::network

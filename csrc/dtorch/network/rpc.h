@@ -49,7 +49,4 @@ bool SendsFrom(c10::Device device, const std::string& peer);
 /// Of what has failed: no answer in time, and no more.
 bool IsTimeout(const FuturePtr& failed);
 
-/// How many values are on their way there: whatever else is said to it has to wait.
-int64_t ValuesOnTheWayTo(const std::string& peer);
-
 }  // namespace dtorch::network

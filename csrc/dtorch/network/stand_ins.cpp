@@ -43,6 +43,8 @@ class NotHere : public std::runtime_error {
 struct Reserved {
   PromisePtr promise;
   std::unique_ptr<Reservation> reservation;
+  std::vector<int64_t> description;  // of what has come with the reservation
+  at::Tensor bytes;                  // undefined: nothing has
 };
 
 // What is held and reserved here for one peer.
@@ -133,6 +135,12 @@ const bool registered [[maybe_unused]] = [] {
   return true;
 }();
 
+// Behind every addition to the table: this process may have left meanwhile, and looked through the
+// table before that.
+void LoseIfLeft() {
+  if (Present().empty()) StopServing();
+}
+
 void Hold(const Request& request) {
   PromisePtr promise = Make(request.token);
   Table& table = GetTable();
@@ -141,6 +149,7 @@ void Hold(const Request& request) {
     table.peers[request.sender].held.emplace(request.token, std::move(promise));
   }
   Log(LogLevel::kDebug, kComponent, Called(request.sender), " holds a promise");
+  LoseIfLeft();
   Watch(request.sender);
 }
 
@@ -177,8 +186,12 @@ at::Tensor Read(const Request& request) {
   return value;
 }
 
+bool TakesTensor(const PromiseState& promise) {
+  return promise.future()->elementType()->kind() == c10::TypeKind::TensorType;
+}
+
 void Complete(Reserved& reserved, const Request& request) {
-  auto& [promise, reservation] = reserved;
+  auto& reservation = reserved.reservation;
   try {
     if (request.verb == Verb::kFail) {
       ErrorRecord record;
@@ -188,12 +201,12 @@ void Complete(Reserved& reserved, const Request& request) {
       reservation->SetError(DecodeError(record));
       return;
     }
-    if (!HasValue(request.token)) {
+    if (!TakesTensor(*reserved.promise)) {
       reservation->SetValue(c10::IValue());
       return;
     }
     at::Tensor value = Read(request);
-    const auto wanted = promise->wanted_device();
+    const auto wanted = reserved.promise->wanted_device();
     const c10::Device device =
         DeviceNamed(static_cast<uint64_t>(request.description[1]), request.description[2]);
     const auto deliver = GetAcceleratorValues().deliver;
@@ -203,7 +216,7 @@ void Complete(Reserved& reserved, const Request& request) {
       deliver(reservation, std::move(value), device, wanted);
     }
   } catch (const std::exception& error) {
-    if (reservation) SetErrorOf(*reservation, std::make_exception_ptr(DTorchError(error.what())));
+    if (reservation) SetErrorOf(*reservation, std::make_exception_ptr(DTorchError(TextOf(error))));
   }
 }
 
@@ -213,7 +226,7 @@ void CompleteOnDevice(const std::shared_ptr<Reserved>& reserved, const Request& 
     GetAcceleratorValues().deliver_here(reserved->reservation, Read(request),
                                         reserved->promise->wanted_device());
   } catch (const std::exception& error) {
-    const auto shown = std::make_exception_ptr(DTorchError(error.what()));
+    const auto shown = std::make_exception_ptr(DTorchError(TextOf(error)));
     RunElsewhere([reserved, shown] {
       if (reserved->reservation) SetErrorOf(*reserved->reservation, shown);
     });
@@ -241,6 +254,10 @@ void Fulfil(Request request) {
       throw DTorchError("this worker was given up for lost, and what it had reserved with it");
     }
     *reserved = std::move(*taken);
+    if (reserved->bytes.defined() && request.verb == Verb::kSet) {
+      request.description = std::move(reserved->description);
+      request.bytes = std::move(reserved->bytes);
+    }
   } else {
     reserved->promise = Find(request);
     reserved->reservation = reserved->promise->Reserve();
@@ -248,7 +265,8 @@ void Fulfil(Request request) {
   Log(LogLevel::kDebug, kComponent, Called(request.sender), " fulfils a promise");
   const auto shared = std::make_shared<const Request>(std::move(request));
   const auto complete = [reserved, shared] { Complete(*reserved, *shared); };
-  if (shared->bytes.defined() && !shared->bytes.is_cpu()) {
+  const bool is_on_device = shared->bytes.defined() && !shared->bytes.is_cpu();
+  if (is_on_device && shared->verb == Verb::kSet && TakesTensor(*reserved->promise)) {
     CompleteOnDevice(reserved, *shared);
   } else if (reserved->reservation->RunsCallbacks()) {
     RunElsewhere(complete);
@@ -257,7 +275,7 @@ void Fulfil(Request request) {
   }
 }
 
-std::string Reserve(const Request& request) {
+std::string Reserve(Request request) {
   PromisePtr promise = Find(request);
   auto reservation = promise->Reserve();
   Table& table = GetTable();
@@ -266,9 +284,11 @@ std::string Reserve(const Request& request) {
     std::lock_guard<std::mutex> lock(table.mutex);
     number = ++table.next_reservation;
     table.peers[request.sender].reserved.emplace(
-        number, Reserved{std::move(promise), std::move(reservation)});
+        number, Reserved{std::move(promise), std::move(reservation), std::move(request.description),
+                         std::move(request.bytes)});
   }
   Log(LogLevel::kDebug, kComponent, Called(request.sender), " has reserved a promise");
+  LoseIfLeft();
   Watch(request.sender);
   return std::to_string(number);
 }
@@ -292,7 +312,7 @@ Reply Answer(Request request) {
     case Verb::kLook:
       return {FindHeld(request)->is_pending() ? Status::kDone : Status::kSatisfied, {}};
     case Verb::kReserve:
-      return {Status::kDone, Reserve(request)};
+      return {Status::kDone, Reserve(std::move(request))};
     case Verb::kSet:
     case Verb::kFail:
       Fulfil(std::move(request));
@@ -316,7 +336,7 @@ Reply AnswerOf(Request request) {
   } catch (const NotHere& error) {
     return {Status::kElsewhere, error.what()};
   } catch (const std::exception& error) {
-    return {Status::kRefused, error.what()};
+    return {Status::kRefused, TextOf(error)};
   }
 }
 
@@ -331,13 +351,16 @@ FuturePtr Serve(Request request) noexcept {
 
 void Rely(std::weak_ptr<OwnerEnd> end) {
   Table& table = GetTable();
-  std::lock_guard<std::mutex> lock(table.mutex);
-  auto& relying = table.relying;
-  if (relying.size() == relying.capacity()) {
-    std::erase_if(relying, [](const auto& each) { return each.expired(); });
-    relying.reserve(2 * relying.size() + 16);
+  {
+    std::lock_guard<std::mutex> lock(table.mutex);
+    auto& relying = table.relying;
+    if (relying.size() == relying.capacity()) {
+      std::erase_if(relying, [](const auto& each) { return each.expired(); });
+      relying.reserve(2 * relying.size() + 16);
+    }
+    relying.push_back(std::move(end));
   }
-  relying.push_back(std::move(end));
+  LoseIfLeft();
 }
 
 void StopServing() {

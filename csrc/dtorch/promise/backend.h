@@ -72,6 +72,9 @@ class DTORCH_API ProducerEnd {
   virtual void CheckValue(const at::Tensor& value) const = 0;
   /// Only looks; in a forked child, too.
   virtual bool IsPending() const = 0;
+  /// Empty; or who has to be asked for that, on another machine: it takes a round trip, and throws
+  /// if it is not to be reached, from a forked child, say.
+  virtual std::string WhoKnows() const { return {}; }
 
   /// Memory that a value can be computed straight into: SetValue() with the very tensor copies
   /// nothing.

@@ -98,10 +98,9 @@ ErrorRecord EncodeError(const std::exception_ptr& error) {
     return record;
   } catch (const std::exception& e) {
     const auto [module, name] = TypeNameOf(e);
-    const auto* torch_error = dynamic_cast<const c10::Error*>(&e);
     record.module = module;
     record.type_name = name;
-    record.message = torch_error ? torch_error->what_without_backtrace() : e.what();
+    record.message = TextOf(e);
     // args, what the class is made of, and attributes (dtorch_ops/errors.py).
     const std::string text = JsonString(record.message);
     record.arguments = "[[" + text + "],[" + text + "],{}]";
@@ -115,6 +114,11 @@ ErrorRecord EncodeError(const std::exception_ptr& error) {
 std::exception_ptr DecodeError(const ErrorRecord& record) {
   if (codec.decode) return codec.decode(record);
   return std::make_exception_ptr(RemoteError(record.type_name, record.message, record.traceback));
+}
+
+std::string TextOf(const std::exception& error) {
+  const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
+  return of_torch ? of_torch->what_without_backtrace() : error.what();
 }
 
 }  // namespace dtorch

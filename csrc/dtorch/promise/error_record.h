@@ -32,4 +32,7 @@ DTORCH_API void SetErrorCodec(const ErrorCodec& codec);
 ErrorRecord EncodeError(const std::exception_ptr& error);
 std::exception_ptr DecodeError(const ErrorRecord& record);
 
+/// What it says, without a C++ stack.
+std::string TextOf(const std::exception& error);
+
 }  // namespace dtorch

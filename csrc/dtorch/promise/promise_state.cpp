@@ -33,11 +33,12 @@ bool MayBeQueued(const at::Tensor& value) {
   return !value.has_storage() || !value.unsafeGetTensorImpl()->unsafe_storage().device().is_meta();
 }
 
-bool WasCancelled(const FuturePtr& future) {
-  if (!future->completed() || !future->hasError()) return false;
+template <typename Error>
+bool FailedWith(const FuturePtr& future) {
+  if (!future || !future->completed() || !future->hasError()) return false;
   try {
     std::rethrow_exception(future->exception_ptr());
-  } catch (const CancelledError&) {
+  } catch (const Error&) {
     return true;
   } catch (...) {
     return false;
@@ -157,6 +158,12 @@ bool PromiseState::is_pending() const {
   return !end || end->IsPending();
 }
 
+std::string PromiseState::ToString() const {
+  const std::string who = producer_ ? producer_->WhoKnows() : std::string();
+  if (!who.empty()) return "of " + who;
+  return is_pending() ? "pending" : "satisfied";
+}
+
 std::string PromiseState::Token() {
   const PromiseMode mode = mode_.load();
   const bool network_only = mode == PromiseMode::kNetwork;
@@ -203,10 +210,17 @@ std::string PromiseState::Token() {
 
 void PromiseState::ThrowSatisfied() const {
   // One of a token learns of it from the future alone.
+  if (status_.load() == Status::kCancelled || (of_token_ && FailedWith<CancelledError>(future_))) {
+    throw PromiseAlreadySatisfiedError(
+        "the promise was cancelled by its owner: nobody waits for this value any more");
+  }
+  if (status_.load() == Status::kPending && FailedWith<BrokenPromiseError>(future_)) {
+    throw PromiseAlreadySatisfiedError(
+        "the promise was broken before, and its future has failed: all who could fulfil it had "
+        "gone. Once it was unpickled somewhere, this handle does not keep it");
+  }
   throw PromiseAlreadySatisfiedError(
-      status_.load() == Status::kCancelled || (of_token_ && future_ && WasCancelled(future_))
-          ? "the promise was cancelled by its owner: nobody waits for this value any more"
-          : "the promise has been fulfilled before: it takes one value or one error");
+      "the promise has been fulfilled before: it takes one value or one error");
 }
 
 bool PromiseState::TryClaim(Status to) {

@@ -28,7 +28,9 @@ enum class PromiseMode : uint8_t {
 /// What the handles of one promise share: the end of a future that is fulfilled once.
 ///
 ///      pending --SetValue, SetError, Break--> satisfied
-///         `------------Cancel---------------> cancelled
+///         |------------Cancel---------------> cancelled
+///         `-----------Reserve---------------> satisfied, while the value is on its way; or pending
+///                                             again, if it cannot come and others may fulfil it
 ///
 /// The first to leave `pending` completes the future; every later attempt throws
 /// PromiseAlreadySatisfiedError and changes nothing. The last handle that goes away while the
@@ -78,7 +80,11 @@ class DTORCH_API PromiseState : public torch::CustomClassHolder {
 
   /// DTorchError where the future is not.
   const FuturePtr& future() const;
+  /// Whether it can be fulfilled now: nobody has, nor has reserved it, and nobody has cancelled it.
+  /// One of another machine's has to be asked: BrokenPromiseError if it is not to be reached.
   bool is_pending() const;
+  /// "pending" or "satisfied", or whose it is where that would have to be asked. Does not block.
+  std::string ToString() const;
 
   /// Text that makes the promise in another process: FromToken(). DTorchError if its mode forbids
   /// that, PromiseAlreadySatisfiedError if there is nothing left to fulfil.

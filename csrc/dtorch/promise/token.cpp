@@ -2,6 +2,8 @@
 
 #include "dtorch/base/error.h"
 
+#include <c10/util/Exception.h>
+
 #include <utility>
 
 namespace dtorch {
@@ -18,6 +20,8 @@ std::string PromiseToken::ToText() const {
 PromiseToken PromiseToken::FromText(const std::string& text) {
   const size_t end = text.find_first_of("@=");
   if (end == std::string::npos) return {text, {}, false};
+  TORCH_CHECK_VALUE(end > 0 && end + 1 < text.size(),
+                    "token: expected what token() has given, got '", text, "': was it cut off?");
   return {text.substr(0, end), text.substr(end + 1), text[end] == '='};
 }
 

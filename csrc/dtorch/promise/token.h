@@ -17,7 +17,7 @@ struct PromiseToken {
   bool network_only = false;
 
   std::string ToText() const;
-  static PromiseToken FromText(const std::string& text);
+  static PromiseToken FromText(const std::string& text);  // c10::ValueError if it is none
 
   /// By the first way that leads there. DTorchError if there is none: it says of each why not.
   Backend::Imported Import(bool has_value) const;

@@ -234,8 +234,10 @@ void Attachment::Drop(uint32_t slot, uint32_t generation) {
 }
 
 void Attachment::HandOver(uint32_t slot, uint32_t generation) {
-  if (!IsPending(slot, generation)) return;
   Slot& place = meta_.slot(slot);
+  const SlotWord word = SlotWord::Unpack(place.word.load());
+  // What somebody has claimed may yet be given back.
+  if (word.generation != generation || word.state == State::kFree) return;
   uint32_t seen = place.handed_over.load();
   while ((seen == 0 || IsLater(generation, seen)) &&
          !place.handed_over.compare_exchange_weak(seen, generation)) {

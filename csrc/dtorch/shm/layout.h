@@ -44,14 +44,14 @@ static_assert(kLanes <= kAtHome);
 //                         |--the last holder went away--> free (broken)
 //                         `--the owner fulfils or cancels it, or has dropped the future--> free
 //
-// Every move is one compare-and-swap on the whole word, which names the claimant's lane and the
-// slot's generation: no crash leaves a claim without an owner, and no stale token hits a slot that
-// is used again. A producer makes the moves Claim, Ask and Publish; all others are the consumer's,
-// but that a claimant may take its question back, and its claim. Between Claim and Publish the
-// description is the claimant's; while it is answered, the consumer's. Whoever abandons its claim
-// just then waits for nobody: it leaves it forsaken, and the consumer makes it pending when its
-// answer is written, which nobody else may write to before. Its death while it asks is that of any
-// claimant.
+// Every move is one change of the whole word, which names the claimant's lane and the slot's
+// generation, and a compare-and-swap where another process may move it meanwhile: no crash leaves a
+// claim without an owner, and no stale token hits a slot that is used again. A producer makes the
+// moves Claim, Ask and Publish; all others are the consumer's, but that a claimant may take its
+// question back, and its claim. Between Claim and Publish the description is the claimant's; while
+// it is answered, the consumer's. Whoever abandons its claim just then waits for nobody: it leaves
+// it forsaken, and the consumer makes it pending when its answer is written, which nobody else may
+// write to before. Its death while it asks is that of any claimant.
 //
 // What is asked for is memory of a device, which is the consumer's: the claimant copies the value
 // there. The answer says where it is, as only that device's driver understands; or is empty, and
