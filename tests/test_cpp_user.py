@@ -138,6 +138,7 @@ def test_owner_and_worker_without_python_are_two_of_rpc(core_tests):
 
 OWNER = """
 import subprocess, sys
+sys.path.append("tests")
 import network_group
 network_group.join("owner", 0, 1, network_group.free_port())
 dtorch_ops.network.set_lost_after(1.0)
