@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import numbers
 import os
 import socket
 import warnings
@@ -80,9 +81,9 @@ def init(
         raise ValueError(
             f"init_method: expected 'env://' or 'tcp://host:port' of rank 0, got {init_method!r}"
         )
-    limit_ms = None if lost_after is None else _limit_ms(lost_after)
+    limit_ms = _C.lost_after_ms() if lost_after is None else _limit_ms(lost_after)
     options.setdefault("_transports", ["uv"])
-    with _interface(interface), warnings.catch_warnings():
+    with _interface(interface), _limit(limit_ms), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "You are using a Backend")  # it is RPC that does
         rpc.init_rpc(  # type: ignore[no-untyped-call]
             f"worker{rank}" if name is None else name,
@@ -90,8 +91,18 @@ def init(
             world_size=world_size,
             rpc_backend_options=rpc.TensorPipeRpcBackendOptions(init_method=init_method, **options),
         )
-    if limit_ms is not None:
-        _C.set_lost_after_ms(limit_ms)
+
+
+@contextlib.contextmanager
+def _limit(limit_ms: int) -> Iterator[None]:
+    """From before the start, in which others may already send promises. Undone if that fails."""
+    before = _C.lost_after_ms()
+    _C.set_lost_after_ms(limit_ms)
+    try:
+        yield
+    except BaseException:
+        _C.set_lost_after_ms(before)
+        raise
 
 
 @contextlib.contextmanager
@@ -101,7 +112,7 @@ def _interface(name: str | None) -> Iterator[None]:
         yield
         return
     known = [each for _, each in socket.if_nameindex()]
-    if name not in known:
+    if name.partition(":")[0] not in known:  # behind it, the label of one of its addresses
         raise ValueError(f"interface: expected one of {', '.join(known)}, got {name!r}")
     variables = ("TP_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")  # RPC starts with the latter
     before = {variable: os.environ.get(variable) for variable in variables}
@@ -165,7 +176,7 @@ def set_lost_after(seconds: float) -> None:
 
 
 def _limit_ms(seconds: float) -> int:
-    if not isinstance(seconds, (int, float)):
+    if not isinstance(seconds, numbers.Real):
         raise TypeError(f"seconds: expected a number, got {seconds!r}")
     if not seconds >= 0.1:
         raise ValueError(f"seconds: expected at least 0.1, got {seconds}")

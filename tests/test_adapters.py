@@ -236,6 +236,11 @@ def test_awaiting_a_future_of_a_cancelled_source_cancels_nobody() -> None:
     assert asyncio.run(main()) == "went on"
 
 
+def test_where_ours_are_expected_an_error_leads_here() -> None:
+    with concurrent_source() as source, pytest.raises(TypeError, match=r"dtorch_ops\.from_future"):
+        dtorch_ops.wait_all([source.future])
+
+
 def test_an_error_that_means_cancelled_does_so_too() -> None:
     with concurrent_source() as source:
         future = dtorch_ops.from_future(source.future)

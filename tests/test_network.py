@@ -157,6 +157,8 @@ def test_a_token_that_was_damaged_is_a_value_error(
 def test_what_is_shown_of_a_promise_asks_nobody(worker: Worker, mortal: Worker) -> None:
     promise, _ = pending()
     assert worker.call(producers.shown, promise) == "<TensorPromise of worker 'owner'>"
+    # So that it has connected: TensorPipe stops listening if a process ends in the middle of that.
+    mortal.call(producers.hold, promise)
     pickled = mortal.call(producers.make_promise_named, mortal.name)
     theirs = pickle.loads(pickled)[0]
     mortal.kill()
@@ -489,10 +491,11 @@ def test_a_promise_whose_set_is_interrupted_before_its_value_was_there_can_be_se
     two.owner.call(producers.listen_to_log)
     stop(two.owner.process.pid)
     assert two.worker.call(producers.error_of_interrupted_set, kind) == "KeyboardInterrupt"
+    two.worker.start(producers.set_held)  # behind what the other one has left there
     os.kill(two.owner.process.pid, signal.SIGCONT)
+    assert two.worker.finish() == "none"
     two.owner.call(producers.await_log, "has reserved a promise")
     two.owner.call(producers.await_log, "gives a promise back")
-    assert two.worker.call(producers.set_held) == "none"
     assert two.owner.call(producers.values_of_made) == [0.0]
 
 

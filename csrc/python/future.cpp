@@ -104,7 +104,9 @@ Wrapper& WrapperOf(py::handle object, const char* what) {
   Wrapper* wrapper = nullptr;
   if (PyObject_TypeCheck(object.ptr(), wrapper_type)) wrapper = NativeValue<Wrapper>(object.ptr());
   if (wrapper) return *wrapper;
-  const bool is_of_another_engine = py::hasattr(object, "add_done_callback");
+  // Of the type, since torch's own objects may hold nothing.
+  const bool is_of_another_engine = !PyObject_TypeCheck(object.ptr(), wrapper_type) &&
+                                    py::hasattr(py::type::handle_of(object), "add_done_callback");
   TORCH_CHECK_TYPE(false, what, ": expected a torch future, got ", Py_TYPE(object.ptr())->tp_name,
                    is_of_another_engine ? ": dtorch_ops.from_future(it) is one" : "");
 }

@@ -12,7 +12,7 @@
 namespace dtorch::network {
 namespace {
 
-constexpr int64_t kVersion = 1;
+constexpr int64_t kVersion = 2;
 constexpr int64_t kFewBytes = 1 << 20;
 
 struct Head {
@@ -39,7 +39,8 @@ bool IsAddress(std::string_view text) {
   const auto all_of = [&](size_t from, size_t to, const char* others, bool letters) {
     return std::all_of(text.begin() + from, text.begin() + to, [&](char c) {
       const bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
-      return (c >= '0' && c <= '9') || (letters && letter) || std::strchr(others, c) != nullptr;
+      return (c >= '0' && c <= '9') || (letters && letter) ||
+             (c != 0 && std::strchr(others, c) != nullptr);
     });
   };
   return all_of(0, scheme, "_", true) && all_of(scheme + 3, port, "_-.:[]%", true) &&

@@ -28,8 +28,8 @@ enum class Verb : int64_t {
   kDrop,      // and has gone
   kHandOver,  // is about to be pickled on
   kLook,      // is it pending?
-  kReserve,   // a value is under way, or in here; the reply's text is the reservation's number
-  kSet,       // the value, or that the one in the reservation counts. `number`: that one, or 0
+  kReserve,   // a value is under way, or in here. `number`: one that the sender has not used yet
+  kSet,       // the value, or that the one in the reservation counts. `number`: that one's, or 0
   kFail,      // `text`: an ErrorRecord. `number` as above
   kAbandon,   // `number`: the reservation
 };

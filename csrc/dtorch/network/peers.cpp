@@ -153,8 +153,7 @@ void Ask(const Watching& watch, int64_t limit) {
 void StopAtExit() {
   static const bool once [[maybe_unused]] = [] {
     std::atexit([] {
-      Leave();
-      StopAnswering();
+      if (LeaveAtExit()) StopAnswering();
     });
     return true;
   }();
@@ -168,6 +167,7 @@ int64_t GetLostAfterMs() { return lost_after_ms; }
 void SetOnLost(void (*value)(const std::string& peer, const std::string& why)) { on_lost = value; }
 
 void Watch(const std::string& peer) {
+  StopAtExit();
   Peers& peers = GetPeers();
   Watching watch{peer};
   {
@@ -228,7 +228,6 @@ void StopAnswering() {
   {
     std::lock_guard<std::mutex> lock(peers.mutex);
     due = std::exchange(peers.answers, {});
-    peers.heard.clear();
     peers.watched.clear();
   }
   for (const auto& [number, answer] : due) CompleteWithValue(answer, HasLeft());

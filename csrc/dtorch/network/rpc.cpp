@@ -157,8 +157,7 @@ void StopElsewhere(std::vector<std::shared_ptr<Agent>> agents) {
 void StopAtExit() {
   static const bool once [[maybe_unused]] = [] {
     std::atexit([] {
-      Leave();
-      Close();
+      if (LeaveAtExit()) Close();
     });
     return true;
   }();
@@ -256,6 +255,14 @@ std::string Present() {
 }
 
 std::string FreightAddress() { return Freight()->address(); }
+
+bool LeaveAtExit() {
+  State& state = GetState();
+  std::lock_guard<std::mutex> lock(state.mutex);
+  if (!state.messages) return false;
+  state.left = state.joined;
+  return true;
+}
 
 void Leave() {
   const AgentPtr of_user = CurrentAgent();

@@ -23,6 +23,9 @@ std::string FreightAddress();
 /// For the RPC that is initialised now: it is about to be shut down. Self() is empty from now on;
 /// what is under way may still be answered, until Close().
 void Leave();
+/// The same as the process exits, without a word to torch, whose locks a forked child may find
+/// taken. False if no agent of ours runs: in such a child, say.
+bool LeaveAtExit();
 /// Behind Leave(). Blocks until what was said has been answered, or the time is over: a time for
 /// beats, and one for what somebody waits for. Peers may close their connections from now on.
 void AwaitReplies(int64_t beats_ms, int64_t others_ms);

@@ -57,7 +57,6 @@ struct StandIns {
 struct Table {
   std::mutex mutex;  // what it guards is dropped behind it
   std::unordered_map<std::string, StandIns> peers;
-  int64_t next_reservation = 0;
   std::vector<std::weak_ptr<OwnerEnd>> relying;
 };
 Table* all = new Table;  // leaked on purpose: RPC's threads may outlive everything
@@ -268,29 +267,31 @@ void Fulfil(Request request) {
   const bool is_on_device = shared->bytes.defined() && !shared->bytes.is_cpu();
   if (is_on_device && shared->verb == Verb::kSet && TakesTensor(*reserved->promise)) {
     CompleteOnDevice(reserved, *shared);
-  } else if (reserved->reservation->RunsCallbacks()) {
-    RunElsewhere(complete);
+  } else if (shared->verb == Verb::kFail || reserved->reservation->RunsCallbacks()) {
+    RunElsewhere(complete);  // an error may be Python's, whose lock is not waited for here
   } else {
     complete();
   }
 }
 
-std::string Reserve(Request request) {
+void Reserve(Request request) {
   PromisePtr promise = Find(request);
   auto reservation = promise->Reserve();
   Table& table = GetTable();
-  int64_t number = 0;
   {
     std::lock_guard<std::mutex> lock(table.mutex);
-    number = ++table.next_reservation;
-    table.peers[request.sender].reserved.emplace(
-        number, Reserved{std::move(promise), std::move(reservation), std::move(request.description),
-                         std::move(request.bytes)});
+    auto& reserved = table.peers[request.sender].reserved;
+    if (request.number <= 0 || reserved.contains(request.number)) {
+      throw DTorchError("expected a number for the reservation that is free, got " +
+                        std::to_string(request.number));
+    }
+    reserved.emplace(request.number,
+                     Reserved{std::move(promise), std::move(reservation),
+                              std::move(request.description), std::move(request.bytes)});
   }
   Log(LogLevel::kDebug, kComponent, Called(request.sender), " has reserved a promise");
   LoseIfLeft();
   Watch(request.sender);
-  return std::to_string(number);
 }
 
 Reply Answer(Request request) {
@@ -312,7 +313,8 @@ Reply Answer(Request request) {
     case Verb::kLook:
       return {FindHeld(request)->is_pending() ? Status::kDone : Status::kSatisfied, {}};
     case Verb::kReserve:
-      return {Status::kDone, Reserve(std::move(request))};
+      Reserve(std::move(request));
+      return {};
     case Verb::kSet:
     case Verb::kFail:
       Fulfil(std::move(request));
